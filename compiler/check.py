@@ -1,0 +1,106 @@
+"""The repository linter: what Triton would refuse, hang on, or quietly do wrong, found before it starts."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from compiler.errors import RepositoryError
+from compiler.repository import Repository
+from compiler.spec import is_model_name
+from compiler.triton_config import CONFIG_FILE, config_from_text
+
+# The file without which a version cannot load; without model.py the server hangs for ever.
+_MODEL_FILES = {
+    "python": "model.py",
+    "onnxruntime": "model.onnx",
+    "openvino": "model.xml",
+    "tensorrt": "model.plan",
+}
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Something wrong in a repository.
+
+    Attributes:
+        level: `error` where the server would fail or hang, `warning` where it would surprise.
+    """
+
+    level: str
+    model: str
+    message: str
+
+    def __str__(self) -> str:
+        return f"{self.model}: {self.message}"
+
+    def to_json(self) -> dict[str, str]:
+        return asdict(self)
+
+
+def check_repository(repository: Repository, *, has_gpu: bool) -> list[Finding]:
+    """Checks every model of a repository; reads configs, names, files and hashes, starts nothing."""
+    names = repository.models()
+    findings: list[Finding] = []
+    configs: dict[str, Any] = {}
+    for name in names:
+        messages, config = _check_model(repository, name, has_gpu)
+        findings += [Finding("error", name, m) for m in messages]
+        if config is not None:
+            configs[name] = config
+    for name, config in configs.items():
+        findings += [Finding("error", name, m) for m in _check_ensemble(config, configs, names)]
+    return findings
+
+
+def _check_model(repository: Repository, name: str, has_gpu: bool) -> tuple[list[str], Any]:
+    folder = repository.path / name
+    if not is_model_name(name):
+        return [f"the folder's name is not one that Triton can load: {name!r} (letters, digits, _ . - only)"], None
+    path = folder / CONFIG_FILE
+    if not path.is_file():
+        return [f"{CONFIG_FILE} is missing"], None
+    try:
+        config = config_from_text(path.read_text(encoding="utf-8"), f"{name}/{CONFIG_FILE}")
+    except (RepositoryError, UnicodeDecodeError) as error:
+        return [f"not a valid config: {error}"], None
+    messages = []
+    if config.name and config.name != name:
+        messages.append(f'{CONFIG_FILE} says name: "{config.name}"; it must be "{name}", the folder\'s name, or absent')
+    messages += _check_versions(repository, name, folder, config)
+    above = [s for s in config.dynamic_batching.preferred_batch_size if s > config.max_batch_size]
+    if above:
+        messages.append(f"preferred_batch_size {above[0]} is above max_batch_size {config.max_batch_size}")
+    if not has_gpu and any(group.kind == group.KIND_GPU for group in config.instance_group):
+        messages.append("instance_group asks for KIND_GPU, and this machine has no GPU: the server would stop")
+    return messages, config
+
+
+def _check_versions(repository: Repository, name: str, folder: Path, config: Any) -> list[str]:
+    versions = repository.versions(name)
+    if not versions:
+        return ["there is no version folder (1, 2, ...): the server would refuse the model"]
+    newest = folder / str(versions[-1])
+    file = config.default_model_filename or _MODEL_FILES.get(config.backend, "")
+    messages = []
+    if file and not (newest / file).is_file():
+        messages.append(f"version {newest.name} has no {file}")
+    latest = repository.latest(name)
+    if latest is not None:
+        messages += [f"version {latest.version}: {problem}" for problem in repository.damage(latest)]
+    return messages
+
+
+def _check_ensemble(config: Any, configs: dict[str, Any], names: list[str]) -> list[str]:
+    messages = []
+    for step in config.ensemble_scheduling.step:
+        member = configs.get(step.model_name)
+        if step.model_name not in names:
+            messages.append(f"step '{step.model_name}' is not in the repository")
+        elif member is not None and config.max_batch_size > member.max_batch_size:
+            messages.append(
+                f"max_batch_size {config.max_batch_size} is above that of its step "
+                f"'{step.model_name}', {member.max_batch_size}"
+            )
+    return messages

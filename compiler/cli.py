@@ -1,0 +1,303 @@
+"""The `compile` command: arguments in, exit code and report out. No logic of its own."""
+
+from __future__ import annotations
+
+import functools
+import json
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from compiler import __version__
+from compiler.errors import ModelkilnError, RepositoryError
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+EXIT_CODES = """
+\b
+Exit codes: 0 done; 1 the model or repository was refused; 2 wrong usage or
+spec; 3 this machine lacks something (see `compile doctor`).
+"""
+
+
+def _common(command: F) -> F:
+    """Adds --json and --debug, and turns our errors into one message and an exit code."""
+
+    @click.option("--json", "as_json", is_flag=True, help="Print one machine-readable result on stdout.")
+    @click.option("--debug", is_flag=True, envvar="MODELKILN_DEBUG", help="Show the stack trace of an error.")
+    @functools.wraps(command)
+    def wrapped(*args: Any, as_json: bool, debug: bool, **kwargs: Any) -> None:
+        try:
+            command(*args, as_json=as_json, **kwargs)
+        except (click.ClickException, click.exceptions.Exit):
+            raise
+        except KeyboardInterrupt:
+            click.echo("interrupted; nothing was published", err=True)
+            sys.exit(130)
+        except Exception as error:
+            if debug:
+                raise
+            known = error if isinstance(error, ModelkilnError) else _unexpected(error)
+            if as_json:
+                click.echo(json.dumps({"error": known.to_json()}))
+            click.echo(f"error: {known}", err=True)
+            sys.exit(known.exit_code)
+
+    return wrapped  # type: ignore[return-value]
+
+
+def _unexpected(error: Exception) -> ModelkilnError:
+    text = " ".join(str(error).split())[:300]
+    return ModelkilnError(
+        f"{type(error).__name__}: {text}", hint="this is not your mistake: --debug shows where it happened"
+    )
+
+
+_repository_option = click.option(
+    "--repository",
+    "-r",
+    type=click.Path(path_type=Path, file_okay=False),
+    default=Path("model_repository"),
+    show_default=True,
+    envvar="MODELKILN_REPOSITORY",
+    show_envvar=True,
+    help="The model repository.",
+)
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100}, epilog=EXIT_CODES)
+@click.version_option(__version__, prog_name="compile")
+def main() -> None:
+    """From a PyTorch model to a served, measured NVIDIA Triton deployment.
+
+    \b
+    Examples:
+      compile build ensembles/text_embedding        # every spec of a pipeline
+      compile serve                                 # a real tritonserver on the repository
+      compile check                                 # what Triton would refuse
+      compile doctor                                # what this machine lacks
+    """
+
+
+@main.command(epilog=EXIT_CODES)
+@click.argument("specs", nargs=-1, required=True, type=click.Path(path_type=Path))
+@_repository_option
+@click.option("--force", is_flag=True, help="Build a new version even where nothing changed.")
+@_common
+def build(specs: tuple[Path, ...], repository: Path, force: bool, as_json: bool) -> None:
+    """Compile, prove and publish the models of SPECS (files or folders of *.yaml).
+
+    Nothing is published unless every check passed, and a spec whose inputs did not
+    change is not built again.
+
+    \b
+    Examples:
+      compile build encoder.yaml
+      compile build ensembles/text_embedding -r /srv/triton/model_repository
+      compile build encoder.yaml --json | jq .models[0].version
+    """
+    from compiler.build import build_job, read_jobs
+    from compiler.progress import stderr_console, terminal_stages
+    from compiler.repository import Repository
+
+    console = stderr_console()
+    store = Repository(repository)
+    results = []
+    for job in read_jobs(specs):
+        result = build_job(job, store, force=force, stage=terminal_stages(job.name, console, job.num_stages))
+        results.append(result.to_json())
+        done = "built" if result.built else "up to date"
+        if not as_json:
+            click.echo(
+                f"{job.name} version {result.published.version}: {done} in {result.seconds:.1f} s ({result.published.folder})"
+            )
+    if as_json:
+        click.echo(json.dumps({"models": results}))
+
+
+@main.command(epilog=EXIT_CODES)
+@click.argument(
+    "repository",
+    type=click.Path(path_type=Path, file_okay=False),
+    default=Path("model_repository"),
+    envvar="MODELKILN_REPOSITORY",
+)
+@click.option("--host", default="127.0.0.1", show_default=True, envvar="MODELKILN_HOST", help="Address to listen on.")
+@click.option("--http-port", default=8000, show_default=True, type=click.IntRange(0, 65535), help="0 takes a free one.")
+@click.option("--grpc-port", default=8001, show_default=True, type=click.IntRange(0, 65535), help="0 takes a free one.")
+@click.option(
+    "--metrics-port",
+    default=8002,
+    show_default=True,
+    type=click.IntRange(0, 65535),
+    help="0 takes a free one.",
+)
+@click.option(
+    "--ready-timeout",
+    default=120.0,
+    show_default=True,
+    type=click.FloatRange(1),
+    help="Seconds to wait for READY.",
+)
+@click.option("--verbose", "-v", is_flag=True, help="Show all of the server's log.")
+@_common
+def serve(repository: Path, verbose: bool, as_json: bool, **ports: Any) -> None:
+    """Serve REPOSITORY on a real tritonserver until interrupted.
+
+    The repository is checked first; the addresses are printed when every model is READY.
+    SIGINT or SIGTERM stops the server and everything it started.
+
+    \b
+    Examples:
+      compile serve
+      compile serve model_repository --http-port 9000 --grpc-port 9001 --metrics-port 9002
+    """
+    from compiler.server import ServerOptions, TritonServer
+    from compiler.server_log import worth_showing
+
+    _refuse_findings(repository)
+
+    def relay(line: str) -> None:
+        if verbose or worth_showing(line):
+            click.echo(f"triton: {line}", err=True)
+
+    options = ServerOptions(
+        repository,
+        host=ports["host"],
+        http_port=ports["http_port"],
+        grpc_port=ports["grpc_port"],
+        metrics_port=ports["metrics_port"],
+        ready_timeout_s=ports["ready_timeout"],
+    )
+    if options.host not in ("127.0.0.1", "localhost", "::1"):
+        click.echo(
+            f"warning: {options.host} is not a loopback address: everyone who reaches it can use the models",
+            err=True,
+        )
+    try:
+        with _stop_signals(), TritonServer(options, relay) as server:
+            _print_addresses(server, as_json)
+            code = server.wait()
+            raise RepositoryError(
+                f"tritonserver ended by itself with code {code}", hint="run with --verbose to see its log"
+            )
+    except _Stopped:
+        click.echo("stopped", err=True)
+
+
+class _Stopped(BaseException):
+    """SIGINT or SIGTERM came."""
+
+
+@contextmanager
+def _stop_signals() -> Iterator[None]:
+    def stop(number: int, frame: Any) -> None:
+        raise _Stopped
+
+    previous = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+
+
+def _print_addresses(server: Any, as_json: bool) -> None:
+    where, models = server.addresses, sorted(server.log.loaded)
+    if as_json:
+        result = {
+            "ready": True,
+            "models": models,
+            "http": where.http,
+            "grpc": where.grpc,
+            "metrics": where.metrics,
+            "pid": server.pid,
+        }
+        click.echo(json.dumps(result))
+    else:
+        click.echo(f"READY: {', '.join(models) or 'no models'}")
+        click.echo(f"  HTTP     http://{where.http}")
+        click.echo(f"  gRPC     {where.grpc}")
+        click.echo(f"  metrics  {where.metrics}")
+    sys.stdout.flush()
+
+
+def _refuse_findings(repository: Path) -> None:
+    from compiler.check import check_repository
+    from compiler.doctor import has_gpu
+    from compiler.repository import Repository
+
+    if not repository.is_dir():
+        raise RepositoryError(f"{repository} does not exist", hint="compile build SPEC makes it")
+    findings = check_repository(Repository(repository), has_gpu=has_gpu())
+    errors = [str(f) for f in findings if f.level == "error"]
+    if errors:
+        raise RepositoryError("the repository cannot be served:\n  " + "\n  ".join(errors))
+
+
+@main.command(epilog=EXIT_CODES)
+@click.argument(
+    "repository",
+    type=click.Path(path_type=Path, file_okay=False),
+    default=Path("model_repository"),
+    envvar="MODELKILN_REPOSITORY",
+)
+@_common
+def check(repository: Path, as_json: bool) -> None:
+    """Check REPOSITORY for what Triton would refuse, hang on, or quietly do wrong.
+
+    \b
+    Example:
+      compile check model_repository --json
+    """
+    from compiler.check import check_repository
+    from compiler.doctor import has_gpu
+    from compiler.repository import Repository
+
+    if not repository.is_dir():
+        raise RepositoryError(f"{repository} does not exist", hint="compile build SPEC makes it")
+    store = Repository(repository)
+    findings = check_repository(store, has_gpu=has_gpu())
+    if as_json:
+        click.echo(json.dumps({"models": store.models(), "findings": [f.to_json() for f in findings]}))
+    else:
+        for finding in findings:
+            click.echo(f"{finding.level}: {finding}")
+        click.echo(f"{len(store.models())} models, {len(findings)} findings")
+    if any(f.level == "error" for f in findings):
+        sys.exit(1)
+
+
+@main.command(epilog=EXIT_CODES)
+@_repository_option
+@_common
+def doctor(repository: Path, as_json: bool) -> None:
+    """Look at this machine: what was found, what each lack prevents, how to mend it.
+
+    Exit code 3 where something that serving needs is missing or wrong.
+    """
+    from compiler.doctor import FAULT, LACK, examine
+    from compiler.repository import Repository
+
+    checks = examine(Repository(repository))
+    if as_json:
+        click.echo(json.dumps({"checks": [c.to_json() for c in checks]}))
+    else:
+        marks = {FAULT: "FAULT", LACK: "lack"}
+        for item in checks:
+            click.echo(f"{marks.get(item.status, 'ok'):<6} {item.name:<14} {item.found}")
+            if item.prevents:
+                click.echo(f"{'':<21} prevents: {item.prevents}")
+            if item.fix:
+                click.echo(f"{'':<21} fix: {item.fix}")
+    if any(c.status == FAULT for c in checks):
+        sys.exit(3)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,235 @@
+"""`compile doctor`: what this machine has, what each lack prevents, and the command that mends it."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import platform
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from compiler.errors import ModelkilnError
+from compiler.repository import Repository
+from compiler.server import ServerOptions, TritonServer, require_numpy_1, server_version
+from compiler.triton_config import CONFIG_FILE, config_from_text
+from compiler.triton_install import find_triton, python_version, require_stub
+
+OK, LACK, FAULT = "ok", "lack", "fault"
+
+# Triton's Python backend takes this much of /dev/shm for each instance before the first request.
+SHM_BYTES_PER_INSTANCE = 1 << 20
+_CPU_FLAGS = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_int8", "avx_vnni")
+
+
+@dataclass(frozen=True)
+class Check:
+    """One thing looked at.
+
+    Attributes:
+        status: `ok`; `lack`, something optional that is absent; `fault`, something needed that is wrong.
+        found: what was seen.
+        prevents: what cannot be done because of it, or an empty string.
+        fix: the command that mends it, or an empty string.
+    """
+
+    name: str
+    status: str
+    found: str
+    prevents: str = ""
+    fix: str = ""
+
+    def to_json(self) -> dict[str, str]:
+        return asdict(self)
+
+
+def examine(repository: Repository) -> list[Check]:
+    """Looks at everything `compile` uses. Starts a server on an empty repository, to see that it does start."""
+    checks: list[Callable[[], Check]] = [
+        _python,
+        _numpy,
+        *(lambda p=p, why=why, fix=fix: _package(p, why, fix) for p, why, fix in _PACKAGES),  # type: ignore[misc]
+        _stub,
+        _server,
+        _cpu,
+        _gpu,
+        _tensorrt,
+        lambda: _shared_memory(repository),
+    ]
+    return [check() for check in checks]
+
+
+_PACKAGES = (
+    ("torch", "loading and exporting models", "pip install torch"),
+    ("onnx", "exporting models", "pip install onnx"),
+    ("onnxscript", "exporting models and fusing their graphs", "pip install onnxscript"),
+    ("onnxruntime", "the target 'onnxruntime', and serving it here", "pip install 'modelkiln[cpu]'"),
+    ("tritonclient", "config.pbtxt, clients and reports", "pip install 'tritonclient[grpc,http]'"),
+)
+
+
+def _python() -> Check:
+    version = platform.python_version()
+    if (3, 10) <= tuple(map(int, python_version().split("."))) < (3, 13):
+        return Check("python", OK, version)
+    return Check(
+        "python",
+        FAULT,
+        version,
+        "running at all; Python 3.10 to 3.12 are supported",
+        "python3.11 -m venv .venv",
+    )
+
+
+def _numpy() -> Check:
+    version = importlib.metadata.version("numpy")
+    try:
+        require_numpy_1()
+    except ModelkilnError:
+        return Check(
+            "numpy",
+            FAULT,
+            version,
+            "serving: Triton's Python backend answers garbage under numpy 2",
+            "pip install 'numpy==1.26.4'",
+        )
+    return Check("numpy", OK, version)
+
+
+def _package(name: str, why: str, fix: str) -> Check:
+    for distribution in (name, f"{name}-gpu"):
+        try:
+            return Check(name, OK, importlib.metadata.version(distribution))
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return Check(name, FAULT, "not installed", why, fix)
+
+
+def _stub() -> Check:
+    try:
+        install = find_triton()
+    except ModelkilnError:
+        return Check(
+            "python stub",
+            FAULT,
+            "no tritonserver",
+            "serving models in Python, which includes every model here",
+        )
+    found = f"for Python {', '.join(install.stub_versions) or 'none'}; this is Python {python_version()}"
+    try:
+        require_stub(install)
+    except ModelkilnError as error:
+        return Check("python stub", FAULT, found, "serving: models would hang while loading", error.hint)
+    return Check("python stub", OK, found)
+
+
+def _server() -> Check:
+    try:
+        install = find_triton()
+        with tempfile.TemporaryDirectory() as folder:
+            options = ServerOptions(
+                Path(folder),
+                http_port=0,
+                grpc_port=0,
+                metrics_port=0,
+                ready_timeout_s=20,
+                extra=("--model-control-mode=explicit",),
+            )
+            with TritonServer(options) as server:
+                return Check("tritonserver", OK, f"{server_version(server.addresses)} ({install.description}), starts")
+    except ModelkilnError as error:
+        return Check("tritonserver", FAULT, error.message, "compile serve", error.hint)
+
+
+def _cpu() -> Check:
+    model, flags = "unknown", set()
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            key, _, value = line.partition(":")
+            if key.strip() == "model name":
+                model = value.strip()
+            elif key.strip() == "flags":
+                flags = set(value.split())
+                break
+    except OSError:
+        model = platform.processor() or platform.machine()
+    have = [f for f in _CPU_FLAGS if f in flags]
+    if not flags or have:
+        slow = "" if {"avx512_vnni", "avx_vnni"} & set(have) else "fast int8 (no VNNI)"
+        return Check("cpu", OK, f"{model}: {', '.join(have) or platform.machine()}", slow)
+    return Check("cpu", LACK, f"{model}: none of {', '.join(_CPU_FLAGS)}", "good speed; models run on SSE code")
+
+
+def has_gpu() -> bool:
+    """Whether an NVIDIA GPU answers on this machine."""
+    return bool(gpu_names())
+
+
+def gpu_names() -> list[str]:
+    """Returns the NVIDIA GPUs that the driver reports."""
+    tool = shutil.which("nvidia-smi")
+    if tool is None:
+        return []
+    query = [tool, "--query-gpu=name,compute_cap", "--format=csv,noheader"]
+    try:
+        done = subprocess.run(query, capture_output=True, text=True, timeout=10, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return []
+    return [line.strip() for line in done.stdout.splitlines() if line.strip()] if done.returncode == 0 else []
+
+
+def _gpu() -> Check:
+    names = gpu_names()
+    if names:
+        return Check("gpu", OK, "; ".join(names))
+    return Check("gpu", LACK, "no NVIDIA GPU", "GPU targets; models are compiled for and served on the CPU")
+
+
+def _tensorrt() -> Check:
+    try:
+        return Check("tensorrt", OK, importlib.metadata.version("tensorrt"))
+    except importlib.metadata.PackageNotFoundError:
+        return Check(
+            "tensorrt",
+            LACK,
+            "not installed",
+            "TensorRT engines",
+            "pip install 'modelkiln[gpu]' on an NVIDIA machine",
+        )
+
+
+def _shared_memory(repository: Repository) -> Check:
+    path = Path("/dev/shm")
+    if not path.is_dir():
+        return Check("/dev/shm", FAULT, "absent", "serving models in Python", "mount -t tmpfs tmpfs /dev/shm")
+    free = shutil.disk_usage(path).free
+    needed, instances = shared_memory_needed(repository)
+    found = (
+        f"{free >> 20} MiB free; the repository's {instances} instances need {needed >> 20} MiB and room for tensors"
+    )
+    if free < needed:
+        return Check(
+            "/dev/shm",
+            FAULT,
+            found,
+            "loading all models",
+            "docker run --shm-size=1g ..., or mount -o remount,size=1g /dev/shm",
+        )
+    if free < 2 * needed:
+        return Check("/dev/shm", LACK, found, "large requests", "docker run --shm-size=1g ...")
+    return Check("/dev/shm", OK, found)
+
+
+def shared_memory_needed(repository: Repository) -> tuple[int, int]:
+    """Returns the bytes of /dev/shm that the repository's models take at load, and their instances."""
+    instances = 0
+    for name in repository.models():
+        try:
+            config = config_from_text((repository.path / name / CONFIG_FILE).read_text(encoding="utf-8"), name)
+        except (OSError, UnicodeDecodeError, ModelkilnError):
+            continue  # `compile check` is what complains of it
+        if not config.platform:
+            instances += sum(max(group.count, 1) for group in config.instance_group) or 1
+    return instances * SHM_BYTES_PER_INSTANCE, instances

@@ -1,0 +1,75 @@
+"""Every error that a user can see: what is wrong, the value seen, what is allowed, what to do."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class ModelkilnError(Exception):
+    """Base of all errors that are shown without a stack trace.
+
+    Attributes:
+        exit_code: the process exit code (1 refused, 2 usage or spec, 3 environment).
+        hint: what the user can do about it, or an empty string.
+    """
+
+    exit_code = 1
+    kind = "error"
+
+    def __init__(self, message: str, *, hint: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+    def __str__(self) -> str:
+        return f"{self.message}\n  hint: {self.hint}" if self.hint else self.message
+
+    def to_json(self) -> dict[str, object]:
+        return {"kind": self.kind, "message": self.message, "hint": self.hint, "exit_code": self.exit_code}
+
+
+class ModelRefused(ModelkilnError):
+    """The model cannot be shipped: it failed to export, lost parity or is not supported."""
+
+    exit_code = 1
+    kind = "refused"
+
+
+class SpecError(ModelkilnError):
+    """A spec file is wrong; the message starts with `file:line`."""
+
+    exit_code = 2
+    kind = "spec"
+
+
+class UsageError(ModelkilnError):
+    """The command was called with something that does not exist or does not fit."""
+
+    exit_code = 2
+    kind = "usage"
+
+
+class RepositoryError(ModelkilnError):
+    """The model repository holds something that Triton would refuse or quietly do wrong."""
+
+    exit_code = 1
+    kind = "repository"
+
+
+class EnvironmentLacks(ModelkilnError):
+    """This machine lacks something the command needs (a package, a port, a server)."""
+
+    exit_code = 3
+    kind = "environment"
+
+
+def one_of(names: Iterable[str]) -> str:
+    """Returns the names as a readable list of what is allowed."""
+    return ", ".join(sorted(names)) or "nothing"
+
+
+def did_you_mean(seen: str, allowed: Iterable[str]) -> str:
+    """Returns ` (did you mean 'x'?)` for the closest allowed name, or an empty string."""
+    close = difflib.get_close_matches(seen, list(allowed), n=1)
+    return f" (did you mean '{close[0]}'?)" if close else ""

@@ -1,0 +1,107 @@
+"""The oracle: the eager model, called by input name, its outputs flattened to names. Uses torch, knows no ONNX."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from dataclasses import fields, is_dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from compiler.cases import Case
+from compiler.dtypes import AnyArray
+from compiler.errors import ModelRefused, did_you_mean, one_of
+from compiler.source import where_it_failed
+from compiler.spec import ModelSpec
+
+if TYPE_CHECKING:
+    import torch
+
+
+def check_signature(module: torch.nn.Module, spec: ModelSpec) -> None:
+    """Binds the spec's inputs to `forward` by name, never by position.
+
+    Raises:
+        SpecError: an input that `forward` does not have, or a required one that the spec lacks.
+    """
+    parameters = inspect.signature(module.forward).parameters
+    takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+    names = [n for n, p in parameters.items() if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+    given = [t.name for t in spec.inputs]
+    inputs = spec.at("inputs")
+    for index, name in enumerate(given):
+        if name not in names and not takes_any:
+            inputs.value[index].fail(
+                f"forward() has no input '{name}'{did_you_mean(name, names)}; its inputs: {one_of(names)}"
+            )
+    needed = [n for n in names if parameters[n].default is inspect.Parameter.empty]
+    for name in needed:
+        if name not in given:
+            inputs.fail(f"forward() needs the input '{name}', which the spec lacks; it has: {one_of(given)}")
+
+
+def flatten_outputs(result: Any, spec: ModelSpec) -> tuple[Any, ...]:
+    """Returns the output tensors in the spec's order; keys are matched by name, tuples by position.
+
+    Raises:
+        ModelRefused: the names or the number of outputs are not those of the spec.
+    """
+    wanted = [o.name for o in spec.outputs]
+    if is_dataclass(result) and not isinstance(result, (type, Mapping)):
+        result = {f.name: getattr(result, f.name) for f in fields(result)}
+    if isinstance(result, tuple) and hasattr(result, "_fields"):
+        result = dict(zip(result._fields, result, strict=True))
+    if isinstance(result, Mapping):
+        present = {k: v for k, v in result.items() if v is not None}
+        for name in wanted:
+            if name not in present:
+                raise ModelRefused(
+                    f"forward() returns no output '{name}'{did_you_mean(name, present)}; it returns: {one_of(present)}",
+                    hint="outputs that come as a dict are matched by key, in any order",
+                )
+        return tuple(present[name] for name in wanted)
+    values = tuple(result) if isinstance(result, (tuple, list)) else (result,)
+    values = tuple(v for v in values if v is not None)
+    if len(values) != len(wanted):
+        raise ModelRefused(
+            f"forward() returns {len(values)} output(s), the spec names {len(wanted)}: {', '.join(wanted)}"
+        )
+    return values
+
+
+def run_reference(module: torch.nn.Module, spec: ModelSpec, case: Case) -> dict[str, AnyArray]:
+    """Runs the eager model on one case.
+
+    Raises:
+        ModelRefused: the model itself fails at these sizes or values, or answers with NaN or infinity.
+    """
+    import torch
+
+    inputs = {name: torch.from_numpy(np.array(array)) for name, array in case.inputs.items()}
+    try:
+        with torch.inference_mode():
+            result = module(**inputs)
+    except Exception as error:
+        raise ModelRefused(
+            f"the PyTorch model itself fails at {case.name}: {where_it_failed(error)}", hint=_narrow(spec)
+        ) from error
+    outputs = {}
+    for spec_output, value in zip(spec.outputs, flatten_outputs(result, spec), strict=True):
+        if not isinstance(value, torch.Tensor):
+            raise ModelRefused(f"output '{spec_output.name}' is {type(value).__name__}, not a tensor")
+        array = value.detach().cpu().numpy()
+        if array.dtype.kind == "f" and not np.isfinite(array).all():
+            raise ModelRefused(
+                f"the PyTorch model itself answers NaN or infinity at {case.name}, output '{spec_output.name}'",
+                hint="narrow the input's range in the spec to what requests will hold",
+            )
+        outputs[spec_output.name] = array
+    return outputs
+
+
+def _narrow(spec: ModelSpec) -> str:
+    ranges = ", ".join(f"{d.name} {d.min}..{d.max}" for d in spec.dims.values())
+    if not ranges:
+        return "fix the model, or the input's shape and range in the spec"
+    return f"the spec promises every size in {ranges}: fix the model, or narrow the dims"

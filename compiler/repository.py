@@ -1,0 +1,209 @@
+"""The versioned model repository: publish in one step, read back, and know what was tampered with.
+
+A publish is complete or absent. The new state of the model's whole folder is staged beside the
+repository on the same filesystem, synced, and exchanged with the old one by a single system call, so
+config.pbtxt and the version folder change together even where a server polls.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import fcntl
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from compiler.errors import EnvironmentLacks, RepositoryError
+from compiler.source import file_sha256
+from compiler.triton_config import CONFIG_FILE
+from compiler.triton_install import link_or_copy
+
+MANIFEST_FILE = "manifest.json"
+MANIFEST_SCHEMA = 1
+
+_AT_FDCWD = -100
+_RENAME_EXCHANGE = 2
+
+
+@dataclass(frozen=True)
+class Published:
+    """A version that is in the repository."""
+
+    model: str
+    version: int
+    folder: Path
+    manifest: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Repository:
+    """A folder of models as Triton reads it."""
+
+    path: Path
+
+    def models(self) -> list[str]:
+        """Returns the names of the model folders; hidden folders are not models."""
+        if not self.path.is_dir():
+            return []
+        return sorted(p.name for p in self.path.iterdir() if p.is_dir() and not p.name.startswith("."))
+
+    def versions(self, model: str) -> list[int]:
+        """Returns the version numbers, oldest first; Triton ignores folders that are not numbers."""
+        folder = self.path / model
+        if not folder.is_dir():
+            return []
+        return sorted(int(p.name) for p in folder.iterdir() if p.is_dir() and _is_version(p.name))
+
+    def latest(self, model: str) -> Published | None:
+        """Returns the newest version that carries a readable manifest, or None."""
+        for version in reversed(self.versions(model)):
+            folder = self.path / model / str(version)
+            try:
+                manifest = json.loads((folder / MANIFEST_FILE).read_text(encoding="utf-8"))
+            except (OSError, ValueError):
+                continue
+            if isinstance(manifest, dict) and manifest.get("schema") == MANIFEST_SCHEMA:
+                return Published(model, version, folder, manifest)
+        return None
+
+    def check_publishable(self, model: str) -> None:
+        """Refuses to add a version to a model folder that `compile` did not make.
+
+        Its config.pbtxt is somebody's work, and publishing would replace it.
+        """
+        folder = self.path / model
+        if folder.exists() and self.latest(model) is None and any(folder.iterdir()):
+            raise RepositoryError(
+                f"{folder} exists and was not made by `compile build` (no version has a {MANIFEST_FILE})",
+                hint="give the model another name in the spec, or move that folder away",
+            )
+
+    def damage(self, published: Published) -> list[str]:
+        """Compares every file with its hash in the manifest; returns what is wrong, in words."""
+        problems = []
+        files = published.manifest.get("files")
+        if not isinstance(files, dict):
+            return [f"{MANIFEST_FILE} lists no files"]
+        for name, expected in sorted(files.items()):
+            path = published.folder / name
+            if path.resolve().parent != published.folder.resolve():
+                problems.append(f"{name!r} in {MANIFEST_FILE} is not a file of the version folder")
+            elif not path.is_file():
+                problems.append(f"{name} is missing")
+            elif path.stat().st_size != expected.get("bytes") or file_sha256(path) != expected.get("sha256"):
+                problems.append(f"{name} is not the file that was published (sha256 differs)")
+        config = self.path / published.model / CONFIG_FILE
+        if not config.is_file():
+            problems.append(f"{CONFIG_FILE} is missing")
+        return problems
+
+    def publish(self, model: str, config_text: str, files: Path, manifest: dict[str, Any]) -> Published:
+        """Publishes a new version: the files of a folder, a manifest with their hashes, and config.pbtxt.
+
+        The version number is one above the highest there is. Two publishers of one model take turns.
+        """
+        self.path.mkdir(parents=True, exist_ok=True)
+        with self._staging() as staging:
+            version = max(self.versions(model), default=0) + 1
+            staged = staging / model
+            if (self.path / model).is_dir():
+                # Hard links: older versions cost nothing, and files are never written in place.
+                shutil.copytree(self.path / model, staged, copy_function=link_or_copy, symlinks=True)
+                (staged / CONFIG_FILE).unlink(missing_ok=True)
+            else:
+                staged.mkdir()
+            folder = staged / str(version)
+            folder.mkdir()
+            for file in sorted(files.iterdir()):
+                shutil.copyfile(file, folder / file.name)
+            hashes = {p.name: {"bytes": p.stat().st_size, "sha256": file_sha256(p)} for p in sorted(folder.iterdir())}
+            manifest = {
+                "schema": MANIFEST_SCHEMA,
+                "model": model,
+                "version": version,
+                **manifest,
+                "files": hashes,
+            }
+            (folder / MANIFEST_FILE).write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
+            (staged / CONFIG_FILE).write_text(config_text, encoding="utf-8")
+            _sync_tree(staged)
+            _swap(staged, self.path / model)
+            _sync(self.path)
+        return Published(model, version, self.path / model / str(version), manifest)
+
+    @contextlib.contextmanager
+    def _staging(self) -> Iterator[Path]:
+        """Yields an empty folder on the repository's filesystem, out of Triton's sight, under a lock.
+
+        Triton takes every folder in a repository for a model, hidden ones too, so the staging folder
+        stands beside the repository. What a killed publish left there is removed by the next one.
+        """
+        path = self.path.resolve()
+        beside = path.parent
+        if beside.stat().st_dev != path.stat().st_dev or not os.access(beside, os.W_OK):
+            raise EnvironmentLacks(
+                f"{beside} is not writable or on another filesystem than {path.name}/: "
+                "a version cannot be staged beside the repository and moved in one step",
+                hint="use a repository in a folder of its own, such as /srv/triton/model_repository",
+            )
+        with (beside / f".{path.name}.lock").open("a") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            for left in beside.glob(f".{path.name}.staging-*"):
+                shutil.rmtree(left, ignore_errors=True)
+            staging = Path(tempfile.mkdtemp(prefix=f".{path.name}.staging-", dir=beside))
+            try:
+                yield staging
+            finally:
+                shutil.rmtree(staging, ignore_errors=True)
+
+
+def _is_version(name: str) -> bool:
+    return name.isascii() and name.isdigit() and not name.startswith("0")
+
+
+def _swap(staged: Path, final: Path) -> None:
+    """Puts `staged` in the place of `final` in one step; what was there is left in the place of `staged`."""
+    if not final.exists():
+        os.rename(staged, final)
+        return
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.renameat2(_AT_FDCWD, os.fsencode(staged), _AT_FDCWD, os.fsencode(final), _RENAME_EXCHANGE) == 0:
+        return
+    code = ctypes.get_errno()
+    if code not in (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP):
+        raise OSError(code, os.strerror(code), str(final))
+    _swap_without_exchange(staged, final)
+
+
+def _swap_without_exchange(staged: Path, final: Path) -> None:
+    """For filesystems that cannot exchange: adds the new version folder alone, if the config is unchanged."""
+    if (staged / CONFIG_FILE).read_bytes() != (final / CONFIG_FILE).read_bytes():
+        raise EnvironmentLacks(
+            f"the filesystem of {final} cannot exchange two folders in one step, and config.pbtxt changes",
+            hint=f"stop the server, remove {final}, and build again; or use ext4, xfs, btrfs or tmpfs",
+        )
+    for folder in staged.iterdir():
+        if folder.is_dir() and not (final / folder.name).exists():
+            os.rename(folder, final / folder.name)
+
+
+def _sync_tree(root: Path) -> None:
+    for folder, _, names in os.walk(root):
+        for name in names:
+            _sync(Path(folder, name))
+        _sync(Path(folder))
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

