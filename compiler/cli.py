@@ -144,9 +144,10 @@ def build(specs: tuple[Path, ...], repository: Path, force: bool, as_json: bool)
     type=click.FloatRange(1),
     help="Seconds to wait for READY.",
 )
+@click.option("--server-arg", multiple=True, help="A flag to pass on to tritonserver, such as --log-verbose=1.")
 @click.option("--verbose", "-v", is_flag=True, help="Show all of the server's log.")
 @_common
-def serve(repository: Path, verbose: bool, as_json: bool, **ports: Any) -> None:
+def serve(repository: Path, server_arg: tuple[str, ...], verbose: bool, as_json: bool, **ports: Any) -> None:
     """Serve REPOSITORY on a real tritonserver until interrupted.
 
     The repository is checked first; the addresses are printed when every model is READY.
@@ -173,6 +174,7 @@ def serve(repository: Path, verbose: bool, as_json: bool, **ports: Any) -> None:
         grpc_port=ports["grpc_port"],
         metrics_port=ports["metrics_port"],
         ready_timeout_s=ports["ready_timeout"],
+        extra=server_arg,
     )
     if options.host not in ("127.0.0.1", "localhost", "::1"):
         click.echo(

@@ -98,7 +98,7 @@ def compile_model(
         return BuildResult(current, built=False, seconds=time.monotonic() - started)
 
     with stage("load the model") as note:
-        from compiler.reference import check_signature, run_reference
+        from compiler.reference import check_output_shapes, check_signature, run_reference
 
         module = load_module(spec)
         check_signature(module, spec)
@@ -113,6 +113,9 @@ def compile_model(
         from compiler.export import export_onnx
 
         exported = export_onnx(module, spec, traced)
+        # After the export, which names the line where a size was baked in.
+        for case in cases:
+            check_output_shapes(spec, case, references[case.name])
         code = factory_code(spec.source.factory)
         note(f"opset {exported.opset}, {num_nodes(exported.model)} nodes")
     with tempfile.TemporaryDirectory(prefix="modelkiln-") as work:

@@ -14,6 +14,7 @@ from compiler.dtypes import AnyArray
 from compiler.errors import ModelRefused, did_you_mean, one_of
 from compiler.source import where_it_failed
 from compiler.spec import ModelSpec
+from compiler.tensors import BATCH_DIM
 
 if TYPE_CHECKING:
     import torch
@@ -98,6 +99,30 @@ def run_reference(module: torch.nn.Module, spec: ModelSpec, case: Case) -> dict[
             )
         outputs[spec_output.name] = array
     return outputs
+
+
+def check_output_shapes(spec: ModelSpec, case: Case, outputs: Mapping[str, AnyArray]) -> None:
+    """Compares the shapes that the model gives with the spec's, and its first axis with the batch.
+
+    Raises:
+        ModelRefused: an axis has another size than the spec says, or rows are not requests' rows.
+    """
+    for tensor in spec.outputs:
+        got = outputs[tensor.name].shape
+        if spec.max_batch_size and (not got or got[0] != case.sizes[BATCH_DIM]):
+            raise ModelRefused(
+                f"output '{tensor.name}' has the shape {list(got)} at {case.name}: its first axis is not the batch",
+                hint="Triton merges requests along the first axis and could not split this output; "
+                f"return [batch, ...], or name the dim otherwise than '{BATCH_DIM}' to serve without batching",
+            )
+        if tensor.shape is None:
+            continue
+        want = tuple(case.sizes[d] if isinstance(d, str) else d for d in tensor.shape)
+        if want != got:
+            raise ModelRefused(
+                f"output '{tensor.name}' has the shape {list(got)} at {case.name}, "
+                f"the spec says {list(tensor.shape)} = {list(want)}"
+            )
 
 
 def _narrow(spec: ModelSpec) -> str:

@@ -16,6 +16,7 @@ import yaml
 from compiler.errors import SpecError, did_you_mean, one_of
 
 MAX_FILE_BYTES = 1 << 20
+_PLAIN_TAGS = {f"tag:yaml.org,2002:{name}" for name in ("str", "int", "float", "bool", "null", "map", "seq")}
 MAX_NODES = 20_000  # an alias bomb expands far beyond this; a real spec has a hundred
 
 
@@ -153,6 +154,9 @@ def _located(node: yaml.Node, loader: yaml.SafeLoader, file: str, seen: list[int
     seen[0] += 1
     if seen[0] > MAX_NODES:
         raise SpecError(f"{file}:{line}: more than {MAX_NODES} values (aliases counted each time)")
+    if node.tag not in _PLAIN_TAGS:
+        kind = node.tag.removeprefix("tag:yaml.org,2002:")
+        raise SpecError(f"{file}:{line}: a value of the type '{kind}' has no place in a spec; put text in quotes")
     value: Any
     if isinstance(node, yaml.MappingNode):
         value = {}

@@ -1,0 +1,85 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from compiler.cases import Case
+from compiler.errors import ModelRefused
+from compiler.spec import Tolerance
+from compiler.verify import ParityReport, compare, refuse_failures, verify
+
+LIMITS = Tolerance(atol=1e-5, rtol=1e-4, cosine=0.99999)
+
+
+def _compare(want, got, limits=LIMITS):
+    return compare("case", "y", np.asarray(want), np.asarray(got), limits)
+
+
+def test_b23_zero_in_the_reference_is_no_division_by_zero():
+    result = _compare([0.0, 1.0], [1e-8, 1.0])
+    assert result.passed and result.max_abs == pytest.approx(1e-8) and result.max_rel == 0.0
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_b23_nan_and_infinity_fail(bad):
+    result = _compare([1.0, 1.0], [1.0, bad])
+    assert not result.passed and result.problem == "1 NaN or infinite values"
+
+
+def test_an_element_out_of_tolerance_is_counted():
+    result = _compare([1.0, 2.0, 3.0, 4.0], [1.0, 2.0, 3.0, 4.1])
+    assert result.outliers == 0.25 and "25.00%" in result.problem
+    assert result.max_abs == pytest.approx(0.1) and result.max_rel == pytest.approx(0.025)
+
+
+def test_the_tolerance_is_atol_plus_rtol_times_want():
+    limits = Tolerance(atol=0.5, rtol=0.1, cosine=-1)
+    assert _compare([10.0], [11.5], limits).passed
+    assert not _compare([10.0], [11.6], limits).passed
+
+
+def test_cosine_is_judged_by_the_worst_row():
+    # Inside atol everywhere, yet the second row points elsewhere: 1 / sqrt(1 + 0.45**2) = 0.91192.
+    limits = Tolerance(atol=0.5, rtol=0, cosine=0.95)
+    result = _compare([[1.0, 0.0], [1.0, 0.0]], [[1.0, 0.0], [1.0, 0.45]], limits)
+    assert result.outliers == 0
+    assert result.cosine == pytest.approx(0.91192, abs=1e-5)
+    assert "is below 0.95" in result.problem
+
+
+def test_a_row_of_zeros_has_no_direction():
+    assert _compare([[0.0, 0.0]], [[1e-9, -1e-9]]).passed
+
+
+def test_integers_must_be_equal():
+    assert _compare(np.array([1, 2]), np.array([1, 2])).passed
+    assert _compare(np.array([1, 2]), np.array([1, 3])).problem == "50.00% of the elements differ"
+
+
+def test_shape_and_dtype_must_be_equal():
+    assert "shape [1, 2]" in _compare([1.0, 2.0], [[1.0, 2.0]]).problem
+    assert "dtype float32" in _compare(np.array([1.0]), np.array([1.0], dtype=np.float32)).problem
+
+
+def test_refusal_names_the_worst_case_and_the_limits():
+    report = ParityReport((_compare([1.0], [2.0]),), LIMITS)
+    with pytest.raises(ModelRefused, match=r"1 of 1 comparisons failed. Worst: case, output 'y'.*max abs 1"):
+        refuse_failures(report)
+
+
+def test_verify_fails_on_a_seeded_wrong_output():
+    """The comparison itself is tested: a runner that is wrong in one element of one case is caught."""
+    x = np.ones((2, 3), dtype=np.float32)
+    cases = [Case("a", {}, {"x": x}), Case("b", {}, {"x": x})]
+    references = {"a": {"y": x}, "b": {"y": x}}
+    assert not verify(lambda inputs: {"y": inputs["x"].copy()}, cases, references, LIMITS).failures
+    calls = []
+
+    def wrong_once(inputs):
+        y = inputs["x"].copy()
+        calls.append(1)
+        if len(calls) == 2:
+            y[1, 2] += 1e-3
+        return {"y": y}
+
+    assert [c.case for c in verify(wrong_once, cases, references, LIMITS).failures] == ["b"]

@@ -1,0 +1,106 @@
+"""Helpers that run the commands as a user does, in processes of their own."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+COMPILE = [sys.executable, "-m", "compiler.cli"]
+FREE_PORTS = ("--http-port", "0", "--grpc-port", "0", "--metrics-port", "0")
+
+
+def environment(**extra: str) -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": f"{ROOT}:{os.environ.get('PYTHONPATH', '')}".rstrip(":"), **extra}
+
+
+def run_compile(*arguments: object, cwd: Path | None = None, **extra: str) -> subprocess.CompletedProcess[str]:
+    """Runs `compile` and returns exit code, stdout and stderr."""
+    command = [*COMPILE, *map(str, arguments)]
+    return subprocess.run(
+        command, capture_output=True, text=True, timeout=300, check=False, cwd=cwd, env=environment(**extra)
+    )
+
+
+@dataclass(frozen=True)
+class Served:
+    """A running `compile serve`."""
+
+    process: subprocess.Popen[str]
+    http: str
+    grpc: str
+    metrics: str
+    models: list[str]
+    triton_pid: int
+
+
+@contextmanager
+def serve(repository: Path, *arguments: str, **extra: str) -> Iterator[Served]:
+    """Runs `compile serve` on free ports and yields when it is READY; stops it by SIGTERM."""
+    command = [*COMPILE, "serve", str(repository), *FREE_PORTS, "--json", *arguments]
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment(**extra)
+    )
+    try:
+        assert process.stdout is not None and process.stderr is not None
+        line = process.stdout.readline()
+        if not line.startswith('{"ready"'):
+            raise AssertionError(f"compile serve did not start: {line}{process.stderr.read()}")
+        ready: dict[str, Any] = json.loads(line)
+        yield Served(process, ready["http"], ready["grpc"], ready["metrics"], ready["models"], ready["pid"])
+    finally:
+        if process.poll() is None:
+            process.send_signal(signal.SIGTERM)
+        process.communicate(timeout=60)
+
+
+def processes_in_session(session: int) -> list[int]:
+    """Returns the living processes of a session (zombies left out)."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit():
+            continue
+        try:
+            fields = (entry / "stat").read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+        if int(fields[3]) == session and fields[0] != "Z":
+            found.append(int(entry.name))
+    return found
+
+
+PYTHON_MODEL = """
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    def execute(self, requests):
+        answers = []
+        for request in requests:
+            x = pb_utils.get_input_tensor_by_name(request, "x").as_numpy()
+            answers.append(pb_utils.InferenceResponse([pb_utils.Tensor("y", x)]))
+        return answers
+"""
+PYTHON_CONFIG = """
+backend: "python"
+max_batch_size: 4
+input { name: "x" data_type: TYPE_FP32 dims: [ -1 ] }
+output { name: "y" data_type: TYPE_FP32 dims: [ -1 ] }
+instance_group { kind: KIND_CPU count: 1 }
+"""
+
+
+def write_python_model(repository: Path, name: str, code: str = PYTHON_MODEL, config: str = PYTHON_CONFIG) -> Path:
+    """Writes a hand-made model, as somebody's repository may hold it."""
+    folder = repository / name
+    (folder / "1").mkdir(parents=True)
+    (folder / "1" / "model.py").write_text(code)
+    (folder / "config.pbtxt").write_text(config)
+    return folder
