@@ -47,6 +47,11 @@ def expand_paths(paths: Sequence[Path]) -> list[Path]:
 def read_jobs(paths: Sequence[Path]) -> list[Job]:
     """Reads every spec before the first build starts: a mistake in the last must not cost the first's minutes."""
     jobs = [_job(read_yaml(path), path) for path in expand_paths(paths)]
+    names = [job.name for job in jobs]
+    for job in jobs:
+        if names.count(job.name) > 1:
+            files = ", ".join(str(j.path) for j in jobs if j.name == job.name)
+            raise UsageError(f"two specs are named '{job.name}': {files}", hint="give each model a name of its own")
     return sorted(jobs, key=lambda job: job.rank)
 
 

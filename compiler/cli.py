@@ -113,9 +113,8 @@ def build(specs: tuple[Path, ...], repository: Path, force: bool, as_json: bool)
         results.append(result.to_json())
         done = "built" if result.built else "up to date"
         if not as_json:
-            click.echo(
-                f"{job.name} version {result.published.version}: {done} in {result.seconds:.1f} s ({result.published.folder})"
-            )
+            version = f"{job.name} version {result.published.version}"
+            click.echo(f"{version}: {done} in {result.seconds:.1f} s ({result.published.folder})")
     if as_json:
         click.echo(json.dumps({"models": results}))
 
@@ -158,7 +157,8 @@ def serve(repository: Path, server_arg: tuple[str, ...], verbose: bool, as_json:
       compile serve
       compile serve model_repository --http-port 9000 --grpc-port 9001 --metrics-port 9002
     """
-    from compiler.server import ServerOptions, TritonServer
+    from compiler.addresses import LOOPBACK, ServerOptions
+    from compiler.server import TritonServer
     from compiler.server_log import worth_showing
 
     _refuse_findings(repository)
@@ -176,7 +176,7 @@ def serve(repository: Path, server_arg: tuple[str, ...], verbose: bool, as_json:
         ready_timeout_s=ports["ready_timeout"],
         extra=server_arg,
     )
-    if options.host not in ("127.0.0.1", "localhost", "::1"):
+    if options.host not in LOOPBACK:
         click.echo(
             f"warning: {options.host} is not a loopback address: everyone who reaches it can use the models",
             err=True,

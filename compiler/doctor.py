@@ -11,9 +11,10 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from compiler.addresses import ServerOptions
 from compiler.errors import ModelkilnError
 from compiler.repository import Repository
-from compiler.server import ServerOptions, TritonServer, require_numpy_1, server_version
+from compiler.server import TritonServer, require_numpy_1, server_version
 from compiler.triton_config import CONFIG_FILE, config_from_text
 from compiler.triton_install import find_triton, python_version, require_stub
 

@@ -88,7 +88,7 @@ def _by_name(module: torch.nn.Module, spec: ModelSpec) -> torch.nn.Module:
     """Wraps the module so that inputs go in by name and outputs come out in the spec's order."""
     import torch
 
-    class NamedModule(torch.nn.Module):
+    class NamedModule(torch.nn.Module):  # type: ignore[misc]
         def __init__(self) -> None:
             super().__init__()
             self.model = module
@@ -128,7 +128,7 @@ def graph_shape(value: ir.Value) -> tuple[int | str, ...]:
 
 def _check_interface(model: ir.Model, spec: ModelSpec) -> None:
     """Reads the dims back from the graph: what the spec calls dynamic must have no number."""
-    for tensor, value in zip((*spec.inputs, *spec.outputs), (*model.graph.inputs, *model.graph.outputs), strict=True):
+    for tensor, value in zip(spec.tensors, (*model.graph.inputs, *model.graph.outputs), strict=True):
         got = graph_shape(value)
         if tensor.shape is None:
             continue

@@ -227,7 +227,7 @@ def check_artifact(spec: ModelSpec, inputs: Sequence[ArtifactTensor], outputs: S
     from compiler.dtypes import dtype_from_onnx
 
     shipped = {t.name: dtype_from_onnx(t.onnx_type) for t in (*inputs, *outputs)}
-    for tensor in (*spec.inputs, *spec.outputs):
+    for tensor in spec.tensors:
         got = shipped.get(tensor.name)
         if tensor.dtype is not None and got is not None and got is not tensor.dtype:
             raise ModelRefused(

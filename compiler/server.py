@@ -9,7 +9,6 @@ import os
 import secrets
 import shutil
 import signal
-import socket
 import subprocess
 import tempfile
 import threading
@@ -22,52 +21,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 
+from compiler.addresses import LOOPBACK, Addresses, ServerOptions, choose_addresses
 from compiler.errors import EnvironmentLacks, RepositoryError
 from compiler.server_log import LoadFailure, ServerLog
+from compiler.shared_memory import remove_shared_memory, remove_stale_shared_memory, shared_memory_prefix
 from compiler.triton_install import TritonInstall, find_triton, lay_out_backends, server_environment
 
-LOOPBACK = ("127.0.0.1", "localhost", "::1")
 # How long the server waits for running requests when it is told to stop.
 EXIT_TIMEOUT_S = 10
 _KILL_AFTER_S = EXIT_TIMEOUT_S + 5
 _POLL_S = 0.05
 _PR_SET_PDEATHSIG = 1
 _LIBC = ctypes.CDLL(None)  # loaded here: between fork and exec nothing may take a lock
-
-
-@dataclass(frozen=True)
-class ServerOptions:
-    """How to start the server. A port of 0 means any free one."""
-
-    repository: Path
-    host: str = "127.0.0.1"
-    http_port: int = 8000
-    grpc_port: int = 8001
-    metrics_port: int = 8002
-    ready_timeout_s: float = 120
-    extra: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class Addresses:
-    """Where a running server listens."""
-
-    host: str
-    http_port: int
-    grpc_port: int
-    metrics_port: int
-
-    @property
-    def http(self) -> str:
-        return f"{self.host}:{self.http_port}"
-
-    @property
-    def grpc(self) -> str:
-        return f"{self.host}:{self.grpc_port}"
-
-    @property
-    def metrics(self) -> str:
-        return f"http://{self.host}:{self.metrics_port}/metrics"
 
 
 @dataclass
@@ -114,7 +79,7 @@ class TritonServer:
         """
         require_numpy_1()
         install = find_triton()
-        self.addresses = _addresses(self.options)
+        self.addresses = choose_addresses(self.options)
         remove_stale_shared_memory()
         # Short and plain: the stub aborts on a path with a space, so the server never sees the user's path.
         self._folder = Path(tempfile.mkdtemp(prefix="modelkiln-serve-"))
@@ -230,60 +195,6 @@ def require_numpy_1() -> None:
             f"numpy is {numpy.__version__}: Triton's Python backend answers empty or misshapen outputs under numpy 2",
             hint="pip install 'numpy==1.26.4'",
         )
-
-
-def shared_memory_prefix(pid: int) -> str:
-    return f"modelkiln_{pid}_"
-
-
-def remove_shared_memory(pid: int) -> None:
-    """Removes the stubs' regions of the server that process `pid` started; a killed stub leaves them."""
-    for path in Path("/dev/shm").glob(f"{shared_memory_prefix(pid)}*"):
-        with contextlib.suppress(OSError):
-            path.unlink()
-
-
-def remove_stale_shared_memory() -> None:
-    """Removes regions whose owner is gone (a `compile serve` that was killed)."""
-    for path in Path("/dev/shm").glob("modelkiln_*"):
-        pid = path.name.split("_")[1]
-        if pid.isdigit() and int(pid) != os.getpid() and not Path("/proc", pid).exists():
-            remove_shared_memory(int(pid))
-
-
-def free_port(host: str) -> int:
-    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
-        probe.bind((host, 0))
-        return int(probe.getsockname()[1])
-
-
-def _addresses(options: ServerOptions) -> Addresses:
-    ports = {}
-    for flag in ("http_port", "grpc_port", "metrics_port"):
-        wanted = getattr(options, flag)
-        if wanted == 0:
-            while (port := free_port(options.host)) in ports.values():
-                pass
-            ports[flag] = port
-            continue
-        if wanted in ports.values():
-            raise EnvironmentLacks(f"port {wanted} is asked for twice", hint="give each protocol a port of its own")
-        _require_free(options.host, wanted, flag)
-        ports[flag] = wanted
-    return Addresses(options.host, **ports)
-
-
-def _require_free(host: str, port: int, flag: str) -> None:
-    option = "--" + flag.replace("_", "-")
-    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a port in TIME_WAIT is free
-        try:
-            probe.bind((host, port))
-        except OSError as error:
-            raise EnvironmentLacks(
-                f"port {port} on {host} cannot be used: {error.strerror}",
-                hint=f"choose another with {option} (0 takes a free one)",
-            ) from None
 
 
 def _flags(options: ServerOptions, addresses: Addresses, folder: Path) -> list[str]:

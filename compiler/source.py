@@ -48,10 +48,8 @@ def resolve_file(node: Node, reference: str, folder: Path) -> Path:
     `package:NAME/inner/path` names a file inside an installed package, found without importing it;
     anything else is a path relative to the spec's folder.
     """
-    if reference.startswith("package:"):
-        path = _package_file(node, reference)
-    else:
-        path = folder / Path(reference).expanduser()
+    is_packaged = reference.startswith("package:")
+    path = _package_file(node, reference) if is_packaged else folder / Path(reference).expanduser()
     if not path.is_file():
         node.fail(f"no such file: {reference}", hint=f"looked for {path}")
     return path

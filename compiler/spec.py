@@ -94,6 +94,11 @@ class ModelSpec:
         return document
 
     @property
+    def tensors(self) -> tuple[InputSpec | OutputSpec, ...]:
+        """All inputs, then all outputs."""
+        return (*self.inputs, *self.outputs)
+
+    @property
     def max_batch_size(self) -> int:
         """Triton's max_batch_size: the batch dim's max, or 0 where there is no such dim."""
         batch = self.dims.get(BATCH_DIM)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -151,7 +152,7 @@ def _range(table: Table, node: Node, name: str, dtype: DType) -> tuple[float, fl
         low, high = (float(b.integer(f"range of input '{name}'", int(lowest), int(highest))) for b in bounds)
     else:
         if dtype.is_float:
-            highest = float(np.finfo(dtype.numpy).max)  # type: ignore[type-var]
+            highest = float(np.finfo(dtype.name).max)
             lowest = -highest
         low, high = (b.number(f"range of input '{name}'", lowest, highest) for b in bounds)
     if low > high:
@@ -171,7 +172,7 @@ def read_output(node: Node, dims: dict[str, Dim], what: str = "output") -> Outpu
     )
 
 
-def check_batch_axis(table: Table, dims: dict[str, Dim], tensors: tuple[InputSpec | OutputSpec, ...]) -> None:
+def check_batch_axis(table: Table, dims: dict[str, Dim], tensors: Sequence[InputSpec | OutputSpec]) -> None:
     """Refuses a batch dim that Triton could not batch along, and one that it would batch along unasked."""
     firsts = [(t.name, t.shape[0] if t.shape else None) for t in tensors if t.shape is not None]
     if BATCH_DIM in dims:

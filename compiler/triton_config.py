@@ -132,7 +132,7 @@ def text_from_config(config: Any) -> str:
     for field in UNKNOWN_TO_SERVER:
         if field in config.DESCRIPTOR.fields_by_name and config.HasField(field):
             raise ModelRefused(f"the field '{field}' is not known to the bundled Triton server")
-    text = text_format.MessageToString(config)
+    text: str = text_format.MessageToString(config)
     # proto3 does not print zeros, and a file without the field reads as one that forgot it.
     if config.max_batch_size == 0:
         text += "max_batch_size: 0\n"

@@ -116,7 +116,7 @@ def own_backends() -> list[Path]:
 def require_stub(install: TritonInstall) -> Path:
     if install.stub is None:
         raise EnvironmentLacks(
-            f"tritonserver ({install.description}) has Python stubs for {', '.join(install.stub_versions) or 'no version'}, "
+            f"tritonserver ({install.description}) has Python stubs for {', '.join(install.stub_versions) or 'none'}, "
             f"and this interpreter is Python {python_version()}: models in Python would hang while loading",
             hint="make the virtual environment with one of those Python versions",
         )

@@ -33,7 +33,7 @@ def fuse_onnxruntime(model: ir.Model) -> PassResult:
     model, applied = optimize_for_ort(model)
     counts = {name: sum(applied.get(rule, 0) for rule in rules) for name, rules in _FUSIONS.items()}
     # The sdpa rule's result is a step on the way; one left over was inlined again.
-    notes = ()
+    notes: tuple[str, ...] = ()
     if had_attention and not counts["attention"] and not counts["group_query_attention"]:
         notes = ("a Softmax was found, but no attention fusion matched",)
     return PassResult(model, counts, notes)

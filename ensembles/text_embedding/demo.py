@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from clients.grpc import GrpcClient
 from clients.http import HttpClient
-from compiler.dtypes import AnyArray
 from compiler.source import load_module, resolve_file
 from compiler.spec import model_spec_from_file
 
@@ -30,6 +30,7 @@ SENTENCES = (
     "Shares dropped after the central bank raised rates.",
     "How do I bake sourdough bread?",
 )
+Floats = NDArray[np.floating[Any]]
 COSINE_FLOOR = 0.99999
 FOLDER = Path(__file__).parent
 BIN = Path(sys.executable).parent
@@ -48,7 +49,19 @@ def main() -> int:
         worst = print_result(by_grpc, by_http, reference)
         ranges = ("--concurrency-range", "1:16:x4", "--measurement-interval", "2000")
         data = ("--input-data", _shown(FOLDER / "sentences.json"), "--output-dir", REPORT)
-        _run("perf-report", "run", "-m", "text_embedding", "-u", server["grpc"], "-i", "grpc", *ranges, *data, allowed=(0, 1))
+        _run(
+            "perf-report",
+            "run",
+            "-m",
+            "text_embedding",
+            "-u",
+            server["grpc"],
+            "-i",
+            "grpc",
+            *ranges,
+            *data,
+            allowed=(0, 1),
+        )
     print(f"\nThe report: {Path(REPORT, 'report.html').resolve()}")
     if worst < COSINE_FLOOR:
         print(f"an embedding is only {worst:.7f} close to PyTorch's; {COSINE_FLOOR} is wanted", file=sys.stderr)
@@ -56,13 +69,13 @@ def main() -> int:
     return 0
 
 
-def embed(client: GrpcClient | HttpClient, sentences: tuple[str, ...]) -> AnyArray:
+def embed(client: GrpcClient | HttpClient, sentences: tuple[str, ...]) -> Floats:
     """Embeds sentences through the server: [n] texts in, [n, 384] out."""
     texts = np.array(sentences, dtype=object).reshape(-1, 1)
     return client.infer("text_embedding", {"text": texts})["embedding"]
 
 
-def reference_embeddings(sentences: tuple[str, ...]) -> AnyArray:
+def reference_embeddings(sentences: tuple[str, ...]) -> Floats:
     """Embeds sentences with the PyTorch model alone, one by one and without padding: the plain way."""
     import torch
     from tokenizers import Tokenizer
@@ -80,7 +93,7 @@ def reference_embeddings(sentences: tuple[str, ...]) -> AnyArray:
     return np.stack(rows)
 
 
-def print_result(by_grpc: AnyArray, by_http: AnyArray, reference: AnyArray) -> float:
+def print_result(by_grpc: Floats, by_http: Floats, reference: Floats) -> float:
     """Prints the cosine table and the distance to the reference; returns the smallest cosine to it."""
     print("\nCosine between the sentences, as served:\n")
     table = by_grpc @ by_grpc.T
@@ -96,7 +109,7 @@ def print_result(by_grpc: AnyArray, by_http: AnyArray, reference: AnyArray) -> f
     return worst
 
 
-def _cosine(a: AnyArray, b: AnyArray) -> float:
+def _cosine(a: Floats, b: Floats) -> float:
     a, b = a.astype(np.float64), b.astype(np.float64)
     return float(a @ b / (np.linalg.norm(a) * np.linalg.norm(b)))
 

@@ -1,0 +1,263 @@
+"""Sends a workload to a server in a closed or an open loop and records what happened to each request.
+
+Owns the event loop and the order of sending; knows nothing of models, statistics or reports.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import itertools
+import selectors
+import time
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
+
+from perf.arrivals import Arrivals, ClosedLoop, OpenLoop
+from perf.errors import RequestFailed, UsageError
+from perf.grpc_sender import GrpcSender
+from perf.http_sender import HttpSender
+from perf.records import OK, RecordBuffer, Records
+from perf.workload import Workload
+
+PROTOCOLS = ("grpc", "http")
+MAX_OUTSTANDING = 512  # requests in flight in an open loop: beyond it requests are sent late, and counted so
+_MOST_SELECTABLE = 900  # select() takes descriptors below 1024
+_BACK_OFF_S = 0.01  # after a failed request: a server that refuses at once must not be asked in a spin
+
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True)
+class Target:
+    """Where requests go.
+
+    Attributes:
+        address: `host:port`.
+        protocol: "grpc" or "http".
+        timeout_s: seconds that one request may take; then it is counted as a timeout.
+    """
+
+    address: str
+    protocol: str
+    timeout_s: float = 60.0
+
+    def __post_init__(self) -> None:
+        if self.protocol not in PROTOCOLS:
+            raise UsageError(f"protocol is {self.protocol!r}; allowed: {', '.join(PROTOCOLS)}")
+        host, _, port = self.address.rpartition(":")
+        if not host or not port.isdigit():
+            raise UsageError(f"address is {self.address!r}; it must be host:port, as in 127.0.0.1:8001")
+
+
+class Sender(Protocol):
+    """Carries one payload to the server and waits for the end of its answer."""
+
+    async def open(self, connections: int) -> None: ...
+
+    async def send(self, payload: bytes) -> None: ...
+
+    async def close(self) -> None: ...
+
+
+class LoadGenerator:
+    """One run of a load. `run` ends after `request_count` requests, or soon after `stop`.
+
+    Args:
+        sender: an open sender.
+        payloads: sent in turn, from the first again after the last.
+        arrivals: when to send.
+        max_outstanding: requests in flight at most, in an open loop.
+    """
+
+    def __init__(
+        self,
+        sender: Sender,
+        payloads: tuple[bytes, ...],
+        arrivals: Arrivals,
+        max_outstanding: int = MAX_OUTSTANDING,
+    ) -> None:
+        self.records = RecordBuffer()
+        self._sender = sender
+        self._next_payload = itertools.cycle(payloads).__next__
+        self._arrivals = arrivals
+        self._max_outstanding = max_outstanding
+        self._unsent: float = float("inf")
+        self._dispatcher: asyncio.Task[None] | None = None
+
+    async def run(self, request_count: int | None = None) -> None:
+        """Send until `stop` or until `request_count` requests were sent; returns when all have ended."""
+        self._unsent = float("inf") if request_count is None else request_count
+        if isinstance(self._arrivals, ClosedLoop):
+            await asyncio.gather(*(self._call_in_turn() for _ in range(self._arrivals.concurrency)))
+        else:
+            await self._send_on_time(self._arrivals)
+
+    def stop(self) -> None:
+        """Send nothing more. Requests in flight are waited for: cancelled, they would burden the next run."""
+        self._unsent = 0
+        if self._dispatcher is not None:
+            self._dispatcher.cancel()
+
+    async def _call_in_turn(self) -> None:
+        """One caller of a closed loop."""
+        while self._unsent > 0:
+            self._unsent -= 1
+            if await self._attempt() != OK:
+                await asyncio.sleep(_BACK_OFF_S)
+
+    async def _send_on_time(self, arrivals: OpenLoop) -> None:
+        """The open loop: a task per request, started when it is due."""
+        in_flight: set[asyncio.Task[int]] = set()
+        self._dispatcher = asyncio.create_task(self._dispatch(arrivals, in_flight))
+        try:
+            await asyncio.wait({self._dispatcher})
+            if in_flight:
+                await asyncio.wait(in_flight)
+            if not self._dispatcher.cancelled():
+                self._dispatcher.result()
+        finally:
+            self._dispatcher.cancel()
+            for task in in_flight:
+                task.cancel()
+
+    async def _dispatch(self, arrivals: OpenLoop, in_flight: set[asyncio.Task[int]]) -> None:
+        slots = asyncio.Semaphore(self._max_outstanding)
+
+        def ended(task: asyncio.Task[int]) -> None:
+            in_flight.discard(task)
+            slots.release()
+
+        due_ns = time.perf_counter_ns()
+        for gap_s in arrivals.gaps_s():
+            if self._unsent <= 0:
+                return
+            self._unsent -= 1
+            # A sleep of zero when late lets answers be read. Arrivals never move: a lag shows as latency.
+            await asyncio.sleep(max(0.0, (due_ns - time.perf_counter_ns()) / 1e9))
+            await slots.acquire()
+            task = asyncio.create_task(self._attempt(due_ns))
+            in_flight.add(task)
+            task.add_done_callback(ended)
+            due_ns += round(gap_s * 1e9)
+
+    async def _attempt(self, due_ns: int | None = None) -> int:
+        """Send one request, due at `due_ns` or else now, and record it; the code recorded is returned."""
+        code = OK
+        sent_ns = time.perf_counter_ns()
+        try:
+            await self._sender.send(self._next_payload())
+        except RequestFailed as error:
+            code = self.records.error_code(error.kind, error.message)
+        intended_ns = sent_ns if due_ns is None else due_ns
+        self.records.add(intended_ns, sent_ns, time.perf_counter_ns(), code)
+        return code
+
+
+def make_sender(target: Target) -> Sender:
+    """The sender for the target's protocol, not yet open."""
+    if target.protocol == "grpc":
+        return GrpcSender(target.address, target.timeout_s)
+    return HttpSender(target.address, target.timeout_s)
+
+
+def connections_for(arrivals: Arrivals) -> int:
+    """Connections to open before the first request, over HTTP."""
+    return arrivals.concurrency if isinstance(arrivals, ClosedLoop) else 8
+
+
+def run_event_loop(main: Callable[[], Coroutine[Any, Any, Result]], connections: int = 0) -> Result:
+    """Run `main` on a loop that is fit for measuring, and leave no task behind.
+
+    epoll rounds a timer up to the next millisecond, which an open loop would add to every latency; select()
+    takes microseconds. Objects from before the run are set aside, so that no collection walks through them.
+    """
+    selector = selectors.SelectSelector() if connections < _MOST_SELECTABLE else selectors.DefaultSelector()
+    loop = asyncio.SelectorEventLoop(selector)
+    gc.collect()
+    gc.freeze()
+    try:
+        return loop.run_until_complete(main())
+    finally:
+        gc.unfreeze()
+        tasks = asyncio.all_tasks(loop)
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
+        loop.run_until_complete(loop.shutdown_asyncgens())
+        loop.run_until_complete(loop.shutdown_default_executor())
+        loop.close()
+
+
+def run_closed(
+    target: Target,
+    workload: Workload,
+    concurrency: int,
+    *,
+    warmup_requests: int = 0,
+    duration_s: float | None = None,
+    request_count: int | None = None,
+) -> Records:
+    """Closed loop: `concurrency` callers, for `duration_s` seconds or `request_count` requests. Blocks.
+
+    Returns:
+        The requests that ended within the measurement. With `request_count` it lasts from the first request
+        to the end of the last one, and holds all of them.
+    """
+    return _run(target, workload, ClosedLoop(concurrency), warmup_requests, duration_s, request_count)
+
+
+def run_open(
+    target: Target,
+    workload: Workload,
+    arrivals: OpenLoop,
+    *,
+    warmup_requests: int = 0,
+    duration_s: float | None = None,
+    request_count: int | None = None,
+    max_outstanding: int = MAX_OUTSTANDING,
+) -> Records:
+    """Open loop: requests when `arrivals` says, latency counted from then. Otherwise as `run_closed`."""
+    return _run(target, workload, arrivals, warmup_requests, duration_s, request_count, max_outstanding)
+
+
+def _run(
+    target: Target,
+    workload: Workload,
+    arrivals: Arrivals,
+    warmup_requests: int,
+    duration_s: float | None,
+    request_count: int | None,
+    max_outstanding: int = MAX_OUTSTANDING,
+) -> Records:
+    if (duration_s is None) == (request_count is None):
+        raise UsageError("give either duration_s or request_count")
+
+    async def main() -> Records:
+        sender = make_sender(target)
+        await sender.open(connections_for(arrivals))
+        try:
+            await warm_up(sender, workload, arrivals, warmup_requests)
+            generator = LoadGenerator(sender, workload.payloads, arrivals, max_outstanding)
+            start_ns = time.perf_counter_ns()
+            running = asyncio.create_task(generator.run(request_count))
+            if duration_s is not None:
+                await asyncio.wait({running}, timeout=duration_s)
+                end_ns = time.perf_counter_ns()
+                generator.stop()
+            await running
+            if duration_s is None:
+                end_ns = time.perf_counter_ns() + 1  # a window ends before its border: the last request is inside
+            return generator.records.freeze(arrivals.mode, start_ns, end_ns).window(start_ns, end_ns)
+        finally:
+            await sender.close()
+
+    return run_event_loop(main, connections_for(arrivals))
+
+
+async def warm_up(sender: Sender, workload: Workload, arrivals: Arrivals, requests: int) -> None:
+    """Send `requests` requests as the measurement will, and forget them."""
+    if requests:
+        await LoadGenerator(sender, workload.payloads, arrivals).run(requests)

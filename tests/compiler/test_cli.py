@@ -1,0 +1,227 @@
+"""The command as a user and a CI pipeline see it: exit codes, streams, JSON, and what is left behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from compiler.repository import Repository
+from tests.serving import COMPILE, environment, run_compile
+
+MODEL = """
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(16, 3)
+    def forward(self, x):
+        return self.layer(x)
+build = Model
+"""
+
+
+@pytest.fixture
+def build(project, tmp_path):
+    """Writes a model and returns (spec, repository, run)."""
+    spec, repository = project(MODEL), tmp_path / "repo"
+    return spec, repository, lambda *extra: run_compile("build", spec, "-r", repository, *extra)
+
+
+def test_a_build_prints_its_result_on_stdout_and_its_progress_on_stderr(build):
+    _, _, run = build
+    done = run()
+    assert done.returncode == 0
+    assert done.stdout.startswith("small version 1: built in ") and done.stdout.count("\n") == 1
+    assert "small: [6/6] publish" in done.stderr
+    assert "\x1b" not in done.stdout + done.stderr  # no colours in a pipe
+    again = run()
+    assert again.stdout.startswith("small version 1: up to date in ") and again.stderr == ""
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda spec: spec.write_text(spec.read_text().replace("max: 8", "max: 9")),
+        lambda spec: _append(next(spec.parent.glob("model_*.py")), "\nVALUE = 1\n"),
+    ],
+    ids=["spec", "code"],
+)
+def test_what_changes_the_model_builds_a_new_version(build, change):
+    spec, _, run = build
+    run()
+    change(spec)
+    assert run().stdout.startswith("small version 2: built")
+
+
+def test_a_comment_in_the_spec_changes_nothing(build):
+    spec, _, run = build
+    run()
+    spec.write_text("# a comment\n" + spec.read_text())
+    assert "up to date" in run().stdout
+
+
+def test_a_damaged_version_is_built_again(build):
+    _, repository, run = build
+    run()
+    (repository / "small" / "1" / "model.onnx").write_bytes(b"cut")
+    assert run().stdout.startswith("small version 2: built")
+
+
+def test_force_builds_again_and_gives_the_same_bytes(build):
+    _, repository, run = build
+    # The module's weights are random: make them the same in both processes.
+    code = next(repository.parent.glob("model_*.py"))
+    code.write_text(code.read_text().replace("super().__init__()", "super().__init__()\n        torch.manual_seed(0)"))
+    run()
+    run("--force")
+    first, second = (repository / "small" / v / "model.onnx" for v in ("1", "2"))
+    assert first.read_bytes() == second.read_bytes()
+
+
+def test_json_is_one_document_on_stdout(build):
+    _, repository, run = build
+    result = json.loads(run("--json").stdout)
+    assert [m["model"] for m in result["models"]] == ["small"]
+    assert result["models"][0]["path"] == str(repository / "small" / "1")
+    assert result["models"][0]["manifest"]["parity"]["worst_cosine"] > 0.99999
+
+
+def test_a_refused_model_exits_1_without_a_stack_trace(project, tmp_path):
+    spec = project("class Model(nn.Module):\n    def forward(self, x):\n        return x.view(8, -1)\nbuild = Model\n")
+    done = run_compile("build", spec, "-r", tmp_path / "repo", "--json")
+    assert done.returncode == 1
+    assert "Traceback" not in done.stderr and "return x.view(8, -1)" in done.stderr
+    error = json.loads(done.stdout)["error"]
+    assert error["kind"] == "refused" and error["exit_code"] == 1 and error["hint"]
+    assert not (tmp_path / "repo").exists()
+    assert "Traceback" in run_compile("build", spec, "-r", tmp_path / "repo", "--debug").stderr
+
+
+def test_a_wrong_spec_exits_2(build):
+    spec, _, run = build
+    spec.write_text(spec.read_text().replace("inputs:", "imputs:"))
+    done = run()
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"error: {spec}:5: unknown key 'imputs' in the spec (did you mean 'inputs'?)")
+
+
+def test_a_mistake_in_the_last_spec_costs_no_build(build, tmp_path):
+    spec, repository, _ = build
+    bad = tmp_path / "bad.yaml"
+    bad.write_text("name: bad\n")
+    done = run_compile("build", spec, bad, "-r", repository)
+    assert done.returncode == 2 and not repository.exists()
+
+
+def test_two_specs_with_one_name_are_refused(build, tmp_path):
+    spec, repository, _ = build
+    twin = tmp_path / "twin.yaml"
+    twin.write_text(spec.read_text())
+    done = run_compile("build", spec, twin, "-r", repository)
+    assert done.returncode == 2 and "two specs are named 'small'" in done.stderr
+
+
+def test_a_missing_weight_file_exits_2_and_says_where_it_looked(build):
+    spec, _, run = build
+    spec.write_text(spec.read_text().replace("build}", "build, weights: w.safetensors}"))
+    done = run()
+    assert done.returncode == 2
+    assert f"{spec}:2: no such file: w.safetensors" in done.stderr and "hint: looked for" in done.stderr
+
+
+def test_a_hand_made_model_is_not_replaced(build):
+    _, repository, run = build
+    (repository / "small" / "1").mkdir(parents=True)
+    (repository / "small" / "config.pbtxt").write_text("mine\n")
+    done = run()
+    assert done.returncode == 1 and "was not made by `compile build`" in done.stderr
+    assert (repository / "small" / "config.pbtxt").read_text() == "mine\n"
+
+
+STOPS = [
+    *(
+        ("killed", signal.SIGKILL, s)
+        for s in ("run the reference", "export to ONNX", "passes", "write and prove", "publish")
+    ),
+    ("interrupted", signal.SIGINT, "passes"),
+    ("interrupted", signal.SIGINT, "publish"),
+]
+# Sends the signal when a stage begins, from inside the process, so that the moment is certain.
+STOPPED_BUILD = """
+import contextlib, os, sys
+import compiler.progress as progress
+real = progress.terminal_stages
+def stages(prefix, console, total):
+    inner = real(prefix, console, total)
+    @contextlib.contextmanager
+    def stage(name):
+        with inner(name) as note:
+            if name == STAGE:
+                os.kill(os.getpid(), NUMBER)
+            yield note
+    return stage
+progress.terminal_stages = stages
+from compiler.cli import main
+main(sys.argv[1:])
+"""
+
+
+@pytest.mark.parametrize(("how", "number", "stage"), STOPS, ids=[f"{how}-{stage}" for how, _, stage in STOPS])
+def test_a_build_that_is_stopped_leaves_the_repository_as_it_was(project, tmp_path, how, number, stage):
+    spec, repository, files = project(MODEL), tmp_path / "repo", tmp_path / "files"
+    files.mkdir()
+    (files / "model.onnx").write_bytes(b"an older version")
+    Repository(repository).publish("small", 'backend: "onnxruntime"\n', files, {})
+    before = {p.relative_to(repository): p.read_bytes() for p in repository.rglob("*") if p.is_file()}
+    code = STOPPED_BUILD.replace("STAGE", repr(stage)).replace("NUMBER", str(int(number)))
+    command = [sys.executable, "-c", code, "build", str(spec), "-r", str(repository)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment())
+    if how == "killed":
+        assert done.returncode == -signal.SIGKILL, done.stderr
+    else:
+        assert done.returncode == 130 and "nothing was published" in done.stderr and "Traceback" not in done.stderr
+    assert {p.relative_to(repository): p.read_bytes() for p in repository.rglob("*") if p.is_file()} == before
+    if how == "killed" and stage == "publish":  # the next build works
+        assert run_compile("build", spec, "-r", repository).stdout.startswith("small version 2: built")
+
+
+def test_a_terminal_gets_a_live_line_and_no_color_is_respected(build):
+    spec, repository, _ = build
+    outputs = {}
+    for name, extra in (("colour", {}), ("plain", {"NO_COLOR": "1"})):
+        main, other = pty.openpty()
+        command = [*COMPILE, "build", str(spec), "-r", str(repository), "--force"]
+        env = {**environment(), "TERM": "xterm-256color", **extra}
+        with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=other, env=env) as process:
+            os.close(other)
+            chunks = []
+            try:
+                while data := os.read(main, 65536):
+                    chunks.append(data)
+            except OSError:
+                pass  # the other end of a pty is closed this way
+            process.wait()
+        os.close(main)
+        outputs[name] = b"".join(chunks).decode()
+    assert "[6/6] publish" in outputs["colour"] and "\x1b[3" in outputs["colour"]
+    assert "[6/6] publish" in outputs["plain"] and "\x1b[3" not in outputs["plain"]
+
+
+def test_check_speaks_json(build):
+    _, repository, run = build
+    run()
+    done = run_compile("check", repository, "--json")
+    assert json.loads(done.stdout) == {"models": ["small"], "findings": []}
+    (repository / "small" / "1" / "model.onnx").unlink()
+    done = run_compile("check", repository, "--json")
+    assert done.returncode == 1
+    assert "version 1 has no model.onnx" in [f["message"] for f in json.loads(done.stdout)["findings"]]
+
+
+def _append(path, text):
+    path.write_text(path.read_text() + text)

@@ -1,0 +1,193 @@
+from __future__ import annotations
+
+import os
+import pickle
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from compiler.errors import EnvironmentLacks, ModelRefused, SpecError
+from compiler.source import code_sha256, factory_code, load_module, resolve_file
+from compiler.spec import model_spec_from_file
+from compiler.yaml_reader import Node
+from tests.compiler.conftest import SPEC
+
+LINEAR = """
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(16, 3)
+    def forward(self, x):
+        return self.layer(x)
+build = Model
+"""
+WEIGHTED = SPEC.replace("{factory: FACTORY}", "{factory: FACTORY, weights: WEIGHTS}")
+
+
+def _load(path: Path):
+    return load_module(model_spec_from_file(path))
+
+
+def _weighted(project, tmp_path: Path, name: str, state: dict[str, torch.Tensor], extra: str = "") -> Path:
+    if name.endswith(".safetensors"):
+        save_file(state, tmp_path / name)
+    else:
+        torch.save(state, tmp_path / name)
+    return project(LINEAR, WEIGHTED.replace("WEIGHTS", name + extra))
+
+
+STATE = {"layer.weight": torch.ones(3, 16), "layer.bias": torch.zeros(3)}
+
+
+@pytest.mark.parametrize("name", ["w.safetensors", "w.pt"])
+def test_weights_are_loaded_into_the_module(project, tmp_path, name):
+    module = _load(_weighted(project, tmp_path, name, STATE))
+    assert torch.equal(module(torch.ones(1, 16)), torch.full((1, 3), 16.0))
+    assert not module.training
+
+
+def test_a_missing_weight_file_names_line_and_place(project, tmp_path):
+    path = project(LINEAR, WEIGHTED.replace("WEIGHTS", "weights/model.safetensors"))
+    with pytest.raises(SpecError) as error:
+        _load(path)
+    assert str(error.value) == (
+        f"{path}:2: no such file: weights/model.safetensors\n  hint: looked for {tmp_path}/weights/model.safetensors"
+    )
+
+
+def test_a_missing_package_names_the_command():
+    node = Node("package:no_such_package/a.bin", "spec.yaml", 3)
+    with pytest.raises(EnvironmentLacks) as error:
+        resolve_file(node, node.value, Path())
+    assert str(error.value) == (
+        "spec.yaml:3: the package 'no_such_package' is not installed\n  hint: pip install --no-deps no-such-package"
+    )
+
+
+@pytest.mark.parametrize("reference", ["package:numpy/../../x", "package:numpy", "package:numpy//etc/passwd"])
+def test_a_package_path_cannot_leave_its_package(reference):
+    with pytest.raises(SpecError):
+        resolve_file(Node(reference, "spec.yaml", 3), reference, Path())
+
+
+def test_finding_a_package_file_does_not_import_the_package(tmp_path, monkeypatch):
+    (tmp_path / "bait").mkdir()
+    (tmp_path / "bait" / "__init__.py").write_text("raise RuntimeError('imported')\n")
+    (tmp_path / "bait" / "w.bin").write_bytes(b"x")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    found = resolve_file(Node("", "spec.yaml", 1), "package:bait/w.bin", Path())
+    assert found == tmp_path / "bait" / "w.bin" and "bait" not in sys.modules
+
+
+def test_weights_that_do_not_fit_are_listed_by_name(project, tmp_path):
+    state = {"layer.weight": torch.ones(4, 16), "head.weight": torch.zeros(3)}
+    with pytest.raises(ModelRefused) as error:
+        _load(_weighted(project, tmp_path, "w.safetensors", state))
+    message = str(error.value)
+    assert "missing from the file: layer.bias" in message
+    assert "not in the module: head.weight" in message
+    assert "layer.weight is [4, 16] in the file and [3, 16] in the module" in message
+
+
+def test_weights_can_be_left_out_by_name(project, tmp_path):
+    state = {**STATE, "head.weight": torch.zeros(3)}
+    _load(_weighted(project, tmp_path, "w.safetensors", state, ", ignore_weights: ['head.*']"))
+
+
+def test_an_ignore_that_matches_nothing_is_an_error(project, tmp_path):
+    with pytest.raises(SpecError, match=r"no weight matches 'heads\.\*'"):
+        _load(_weighted(project, tmp_path, "w.safetensors", STATE, ", ignore_weights: ['heads.*']"))
+
+
+class Bomb:
+    """Creates a file when it is unpickled."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self):
+        return (open, (str(self.path), "w"))
+
+
+@pytest.mark.parametrize("name", ["w.pt", "w.bin", "w.pth"])
+def test_i01_i02_a_pickle_that_runs_code_is_refused_with_no_fall_back(project, tmp_path, name):
+    target = tmp_path / "created"
+    torch.save({"layer.weight": Bomb(target)}, tmp_path / name)
+    with pytest.raises(ModelRefused, match=r"was refused: it is damaged or holds code"):
+        _load(project(LINEAR, WEIGHTED.replace("WEIGHTS", name)))
+    assert not target.exists()
+
+
+def test_i01_a_bare_pickle_is_refused_too(project, tmp_path):
+    target = tmp_path / "created"
+    (tmp_path / "w.bin").write_bytes(pickle.dumps(Bomb(target)))
+    with pytest.raises(ModelRefused):
+        _load(project(LINEAR, WEIGHTED.replace("WEIGHTS", "w.bin")))
+    assert not target.exists()
+
+
+@pytest.mark.parametrize("content", [b"", b"\xff" * 8 + b"{}", (10**15).to_bytes(8, "little") + b"{}"])
+def test_a_damaged_safetensors_file_is_refused(project, tmp_path, content):
+    (tmp_path / "w.safetensors").write_bytes(content)
+    with pytest.raises(ModelRefused, match="not a valid safetensors file"):
+        _load(project(LINEAR, WEIGHTED.replace("WEIGHTS", "w.safetensors")))
+
+
+def test_a_factory_that_is_not_there(project):
+    path = project(LINEAR, function="biuld")
+    with pytest.raises(SpecError, match=r":2: source.factory: .* has no function 'biuld'; it has: Model, build"):
+        _load(path)
+
+
+def test_a_module_that_is_not_there(project, tmp_path):
+    path = project(LINEAR)
+    path.write_text(path.read_text().replace("factory: model_", "factory: no_model_"))
+    with pytest.raises(SpecError, match=r":2: source.factory: no module named 'no_model_"):
+        _load(path)
+
+
+def test_a_package_that_the_factory_needs(project):
+    with pytest.raises(
+        EnvironmentLacks, match=r"needs the package 'no_such_dependency'.*\n  hint: pip install no_such"
+    ):
+        _load(project("import no_such_dependency\n" + LINEAR))
+
+
+def test_a_factory_that_raises_is_named_by_line(project):
+    code = "def build():\n    sizes = [1]\n    return sizes[3]\n"
+    with pytest.raises(ModelRefused, match=r"IndexError: list index out of range \(at .*\.py:6: return sizes\[3\]\)"):
+        _load(project(code))
+
+
+def test_a_factory_that_returns_something_else(project):
+    with pytest.raises(ModelRefused, match=r"returned dict, not a torch\.nn\.Module"):
+        _load(project("def build():\n    return {}\n"))
+
+
+def test_the_code_behind_a_factory_is_its_module_and_what_that_imports(tmp_path, monkeypatch):
+    (tmp_path / "mk_pkg").mkdir()
+    (tmp_path / "mk_pkg" / "__init__.py").write_text("")
+    (tmp_path / "mk_pkg" / "model.py").write_text("import os\nimport torch\nfrom . import layers\n\ndef build(): ...\n")
+    (tmp_path / "mk_pkg" / "layers.py").write_text("from mk_helper import value\n")
+    (tmp_path / "mk_helper.py").write_text("value = 1\n")
+    (tmp_path / "mk_unrelated.py").write_text("value = 1\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    import importlib
+
+    for name in ("mk_unrelated", "mk_pkg.model"):
+        importlib.import_module(name)
+    try:
+        code = factory_code("mk_pkg.model:build")
+        assert set(code) == {"mk_pkg/__init__.py", "mk_pkg/model.py", "mk_pkg/layers.py", "mk_helper.py"}
+        # A later build finds and hashes the same files without importing any of them.
+        assert {path: code_sha256(path, tmp_path) for path in code} == code
+        (tmp_path / "mk_helper.py").write_text("value = 2\n")
+        assert code_sha256("mk_helper.py", tmp_path) != code["mk_helper.py"]
+        os.remove(tmp_path / "mk_helper.py")
+        assert code_sha256("mk_helper.py", tmp_path) is None
+    finally:
+        for name in [n for n in sys.modules if n.startswith("mk_")]:
+            del sys.modules[name]
