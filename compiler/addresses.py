@@ -35,15 +35,18 @@ class Addresses:
 
     @property
     def http(self) -> str:
-        return f"{self.host}:{self.http_port}"
+        return self._with(self.http_port)
 
     @property
     def grpc(self) -> str:
-        return f"{self.host}:{self.grpc_port}"
+        return self._with(self.grpc_port)
 
     @property
     def metrics(self) -> str:
-        return f"http://{self.host}:{self.metrics_port}/metrics"
+        return f"http://{self._with(self.metrics_port)}/metrics"
+
+    def _with(self, port: int) -> str:
+        return f"[{self.host}]:{port}" if ":" in self.host else f"{self.host}:{port}"
 
 
 def free_port(host: str) -> int:

@@ -53,7 +53,7 @@ class _Commands(click.Group):
         except PerfError as error:
             if ctx.params.get("debug"):
                 raise
-            click.echo(f"Error: {error}", err=True)
+            click.echo(f"error: {error}", err=True)
             ctx.exit(error.exit_code)
 
 
@@ -63,9 +63,10 @@ def main(debug: bool) -> None:
     """Measure models on a Triton server: latency, throughput, goodput, and where the time goes.
 
     \b
-    perf-report run -m text_embedding --concurrency-range 1:16:x4
-    perf-report show perf_report/report.json
-    perf-report compare before/report.json after/report.json
+    Examples:
+      perf-report run -m text_embedding --concurrency-range 1:16:x4
+      perf-report show perf_report/report.json
+      perf-report compare before/report.json after/report.json
     """
 
 
@@ -229,7 +230,7 @@ def run(context: click.Context, /, **options: Any) -> None:
     context.exit(1 if report.all_failed or report.unstable else 0)
 
 
-@main.command()
+@main.command(epilog="Example: perf-report show perf_report/report.json")
 @click.argument("report", type=click.Path(path_type=Path))
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON, and nothing else.")
 def show(report: Path, as_json: bool) -> None:
@@ -241,7 +242,7 @@ def show(report: Path, as_json: bool) -> None:
         print_report(found, Console())
 
 
-@main.command(name="compare")
+@main.command(name="compare", epilog="Example: perf-report compare before/report.json after/report.json")
 @click.argument("old", type=click.Path(path_type=Path))
 @click.argument("new", type=click.Path(path_type=Path))
 @click.option("--json", "as_json", is_flag=True, help="Print the comparison as JSON, and nothing else.")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
 
 import pytest
@@ -20,3 +21,9 @@ def triton(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TritonAddress]:
 def echo_server(triton: TritonAddress) -> tuple[str, str]:
     """(http_url, grpc_url) of the real server."""
     return triton.http_url, triton.grpc_url
+
+
+def pytest_configure() -> None:
+    """A shell that starts the tests in the background makes them ignore SIGINT, and all their children with them."""
+    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -5,19 +5,23 @@ from __future__ import annotations
 import json
 import os
 import pty
+import shutil
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from compiler.repository import Repository
+from tests.compiler.conftest import SPEC
 from tests.serving import COMPILE, environment, run_compile
 
 MODEL = """
 class Model(nn.Module):
     def __init__(self):
         super().__init__()
+        torch.manual_seed(0)
         self.layer = nn.Linear(16, 3)
     def forward(self, x):
         return self.layer(x)
@@ -25,21 +29,40 @@ build = Model
 """
 
 
+@pytest.fixture(scope="module")
+def template(tmp_path_factory) -> Path:
+    """A folder with a model, its spec, and a repository in which it was built once: a build takes seconds."""
+    folder = tmp_path_factory.mktemp("template")
+    (folder / "cli_model.py").write_text("import torch\nfrom torch import nn\n" + MODEL)
+    (folder / "spec.yaml").write_text(SPEC.replace("FACTORY", "cli_model:build").lstrip())
+    done = run_compile("build", folder / "spec.yaml", "-r", folder / "repo")
+    assert done.returncode == 0, done.stderr
+    (folder / "stdout").write_text(done.stdout)
+    (folder / "stderr").write_text(done.stderr)
+    return folder
+
+
 @pytest.fixture
-def build(project, tmp_path):
-    """Writes a model and returns (spec, repository, run)."""
-    spec, repository = project(MODEL), tmp_path / "repo"
+def built(template, tmp_path):
+    """A copy of the template: (spec, repository, run)."""
+    shutil.copytree(template, tmp_path, dirs_exist_ok=True)
+    spec, repository = tmp_path / "spec.yaml", tmp_path / "repo"
     return spec, repository, lambda *extra: run_compile("build", spec, "-r", repository, *extra)
 
 
-def test_a_build_prints_its_result_on_stdout_and_its_progress_on_stderr(build):
-    _, _, run = build
-    done = run()
-    assert done.returncode == 0
-    assert done.stdout.startswith("small version 1: built in ") and done.stdout.count("\n") == 1
-    assert "small: [6/6] publish" in done.stderr
-    assert "\x1b" not in done.stdout + done.stderr  # no colours in a pipe
-    again = run()
+@pytest.fixture
+def unbuilt(built):
+    """The same, with no repository yet."""
+    shutil.rmtree(built[1])
+    return built
+
+
+def test_a_build_prints_its_result_on_stdout_and_its_progress_on_stderr(template, built):
+    stdout, stderr = (template / "stdout").read_text(), (template / "stderr").read_text()
+    assert stdout.startswith("small version 1: built in ") and stdout.count("\n") == 1
+    assert "small: [6/6] publish" in stderr
+    assert "\x1b" not in stdout + stderr  # no colours in a pipe
+    again = built[2]()
     assert again.stdout.startswith("small version 1: up to date in ") and again.stderr == ""
 
 
@@ -47,44 +70,37 @@ def test_a_build_prints_its_result_on_stdout_and_its_progress_on_stderr(build):
     "change",
     [
         lambda spec: spec.write_text(spec.read_text().replace("max: 8", "max: 9")),
-        lambda spec: _append(next(spec.parent.glob("model_*.py")), "\nVALUE = 1\n"),
+        lambda spec: _append(spec.parent / "cli_model.py", "\nVALUE = 1\n"),
     ],
     ids=["spec", "code"],
 )
-def test_what_changes_the_model_builds_a_new_version(build, change):
-    spec, _, run = build
-    run()
+def test_what_changes_the_model_builds_a_new_version(built, change):
+    spec, _, run = built
     change(spec)
     assert run().stdout.startswith("small version 2: built")
 
 
-def test_a_comment_in_the_spec_changes_nothing(build):
-    spec, _, run = build
-    run()
+def test_a_comment_in_the_spec_changes_nothing(built):
+    spec, _, run = built
     spec.write_text("# a comment\n" + spec.read_text())
     assert "up to date" in run().stdout
 
 
-def test_a_damaged_version_is_built_again(build):
-    _, repository, run = build
-    run()
+def test_a_damaged_version_is_built_again(built):
+    _, repository, run = built
     (repository / "small" / "1" / "model.onnx").write_bytes(b"cut")
     assert run().stdout.startswith("small version 2: built")
 
 
-def test_force_builds_again_and_gives_the_same_bytes(build):
-    _, repository, run = build
-    # The module's weights are random: make them the same in both processes.
-    code = next(repository.parent.glob("model_*.py"))
-    code.write_text(code.read_text().replace("super().__init__()", "super().__init__()\n        torch.manual_seed(0)"))
-    run()
-    run("--force")
+def test_force_builds_again_and_gives_the_same_bytes(built):
+    _, repository, run = built
+    assert run("--force").stdout.startswith("small version 2: built")
     first, second = (repository / "small" / v / "model.onnx" for v in ("1", "2"))
     assert first.read_bytes() == second.read_bytes()
 
 
-def test_json_is_one_document_on_stdout(build):
-    _, repository, run = build
+def test_json_is_one_document_on_stdout(unbuilt):
+    _, repository, run = unbuilt
     result = json.loads(run("--json").stdout)
     assert [m["model"] for m in result["models"]] == ["small"]
     assert result["models"][0]["path"] == str(repository / "small" / "1")
@@ -102,40 +118,40 @@ def test_a_refused_model_exits_1_without_a_stack_trace(project, tmp_path):
     assert "Traceback" in run_compile("build", spec, "-r", tmp_path / "repo", "--debug").stderr
 
 
-def test_a_wrong_spec_exits_2(build):
-    spec, _, run = build
+def test_a_wrong_spec_exits_2(unbuilt):
+    spec, _, run = unbuilt
     spec.write_text(spec.read_text().replace("inputs:", "imputs:"))
     done = run()
     assert done.returncode == 2
     assert done.stderr.startswith(f"error: {spec}:5: unknown key 'imputs' in the spec (did you mean 'inputs'?)")
 
 
-def test_a_mistake_in_the_last_spec_costs_no_build(build, tmp_path):
-    spec, repository, _ = build
+def test_a_mistake_in_the_last_spec_costs_no_build(unbuilt, tmp_path):
+    spec, repository, _ = unbuilt
     bad = tmp_path / "bad.yaml"
     bad.write_text("name: bad\n")
     done = run_compile("build", spec, bad, "-r", repository)
     assert done.returncode == 2 and not repository.exists()
 
 
-def test_two_specs_with_one_name_are_refused(build, tmp_path):
-    spec, repository, _ = build
+def test_two_specs_with_one_name_are_refused(unbuilt, tmp_path):
+    spec, repository, _ = unbuilt
     twin = tmp_path / "twin.yaml"
     twin.write_text(spec.read_text())
     done = run_compile("build", spec, twin, "-r", repository)
     assert done.returncode == 2 and "two specs are named 'small'" in done.stderr
 
 
-def test_a_missing_weight_file_exits_2_and_says_where_it_looked(build):
-    spec, _, run = build
+def test_a_missing_weight_file_exits_2_and_says_where_it_looked(unbuilt):
+    spec, _, run = unbuilt
     spec.write_text(spec.read_text().replace("build}", "build, weights: w.safetensors}"))
     done = run()
     assert done.returncode == 2
     assert f"{spec}:2: no such file: w.safetensors" in done.stderr and "hint: looked for" in done.stderr
 
 
-def test_a_hand_made_model_is_not_replaced(build):
-    _, repository, run = build
+def test_a_hand_made_model_is_not_replaced(unbuilt):
+    _, repository, run = unbuilt
     (repository / "small" / "1").mkdir(parents=True)
     (repository / "small" / "config.pbtxt").write_text("mine\n")
     done = run()
@@ -190,8 +206,8 @@ def test_a_build_that_is_stopped_leaves_the_repository_as_it_was(project, tmp_pa
         assert run_compile("build", spec, "-r", repository).stdout.startswith("small version 2: built")
 
 
-def test_a_terminal_gets_a_live_line_and_no_color_is_respected(build):
-    spec, repository, _ = build
+def test_a_terminal_gets_a_live_line_and_no_color_is_respected(unbuilt):
+    spec, repository, _ = unbuilt
     outputs = {}
     for name, extra in (("colour", {}), ("plain", {"NO_COLOR": "1"})):
         main, other = pty.openpty()
@@ -212,9 +228,8 @@ def test_a_terminal_gets_a_live_line_and_no_color_is_respected(build):
     assert "[6/6] publish" in outputs["plain"] and "\x1b[3" not in outputs["plain"]
 
 
-def test_check_speaks_json(build):
-    _, repository, run = build
-    run()
+def test_check_speaks_json(built):
+    _, repository, _ = built
     done = run_compile("check", repository, "--json")
     assert json.loads(done.stdout) == {"models": ["small"], "findings": []}
     (repository / "small" / "1" / "model.onnx").unlink()

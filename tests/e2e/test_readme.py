@@ -1,0 +1,123 @@
+"""The README's own commands, run as they stand there (the server's ports and address aside)."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.serving import ROOT, environment, serve
+
+README = (ROOT / "README.md").read_text()
+MODEL = """
+import torch
+from torch import nn
+
+def build() -> nn.Module:
+    return nn.Sequential(
+        nn.Conv2d(3, 8, 7, stride=4), nn.BatchNorm2d(8), nn.ReLU(),
+        nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 10),
+    )
+"""
+PROGRAMS = {"compile": ["-m", "compiler.cli"], "perf-report": ["-m", "perf.cli"]}
+
+
+def _blocks(language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", README, re.S)
+
+
+def _command(line: str) -> list[str]:
+    program, *arguments = shlex.split(line, comments=True)
+    return [sys.executable, *PROGRAMS[program], *arguments]
+
+
+def _run(line: str, cwd: Path, *extra: str) -> subprocess.CompletedProcess[str]:
+    command = [*_command(line), *extra]
+    return subprocess.run(command, capture_output=True, text=True, cwd=cwd, env=environment(), check=False, timeout=300)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A user's folder: the README's spec, a model of the shapes it names, and weights for it."""
+    import torch
+    from safetensors.torch import save_file
+
+    path = tmp_path_factory.mktemp("user")
+    spec = next(b for b in _blocks("yaml") if "my_model.yaml" in b)
+    # nn.Sequential calls its input "input"; the README's model has a name of its own for it.
+    model = MODEL.replace("return nn.Sequential", "return Model").replace(
+        "def build",
+        "class Model(nn.Sequential):\n    def forward(self, pixels):\n        return super().forward(pixels)\n\ndef build",
+    )
+    (path / "my_model.yaml").write_text(spec)
+    (path / "my_model.py").write_text(model)
+    namespace: dict[str, object] = {}
+    exec(model, namespace)
+    torch.manual_seed(0)
+    save_file(namespace["build"]().state_dict(), path / "weights.safetensors")  # type: ignore[operator]
+    return path
+
+
+def test_the_five_commands(folder):
+    block = next(b for b in _blocks("bash") if "compile doctor" in b)
+    lines = [line for line in block.splitlines() if line]
+    assert [shlex.split(line, comments=True)[:2] for line in lines] == [
+        ["compile", "doctor"],
+        ["compile", "build"],
+        ["compile", "check"],
+        ["compile", "serve"],
+        ["perf-report", "run"],
+    ]
+    doctor, build, check, _, report = lines
+    for line in (doctor, build, check):
+        done = _run(line, folder)
+        assert done.returncode == 0, f"{line}\n{done.stdout}{done.stderr}"
+    with serve(folder / "model_repository") as server:
+        done = _run(report, folder, "-u", server.grpc, "-p", "300", "-r", "3", "--shape", "pixels:3,224,224")
+        assert done.returncode in (0, 1), done.stderr  # 1: measured, and not stable
+        _call_as_in_the_readme(server.grpc)
+    written = json.loads((folder / "perf_report" / "report.json").read_text())
+    assert written["subject"]["model"] == "my_model"
+    for name in ("report.csv", "report.html"):
+        assert (folder / "perf_report" / name).stat().st_size > 500
+
+
+def _call_as_in_the_readme(address: str) -> None:
+    code = next(b for b in _blocks("python") if "GrpcClient" in b)
+    assert "127.0.0.1:8001" in code
+    scope: dict[str, object] = {"pixels": np.zeros((2, 3, 224, 224), dtype=np.float32)}
+    exec(code.replace("127.0.0.1:8001", address), scope)
+    assert scope["logits"].shape == (2, 10)  # type: ignore[attr-defined]
+
+
+def test_every_key_of_the_spec_is_in_the_readme():
+    """The table is compared with what the reader allows."""
+    table = README.split("## All the spec's keys")[1].split("\n## ")[0]
+    for key in ("name", "source.factory", "source.args", "source.weights", "source.ignore_weights", "source.files",
+                "dims.NAME", "inputs[]", "outputs[]", "target", "precision", "opset", "tolerance", "serving"):  # fmt: skip
+        assert f"`{key}`" in table
+    allowed = set(re.findall(r'"(\w+)"', "".join(re.findall(r"(?:required|optional)=\(([^)]*)\)", _spec_source()))))
+    assert not {key for key in allowed if f"{key}" not in table}
+
+
+def _spec_source() -> str:
+    return (ROOT / "compiler" / "spec.py").read_text()
+
+
+def test_links_lead_somewhere():
+    for target in re.findall(r"\]\((?!http)([^)#]+)\)", README):
+        assert (ROOT / target).exists(), target
+
+
+def test_make_targets_of_the_readme_exist():
+    makefile = (ROOT / "Makefile").read_text()
+    targets = {a or b for a, b in re.findall(r"^make (\w+)|`make (\w+)`", README, re.M)}
+    assert targets >= {"demo", "test", "lint", "bench"}
+    for target in targets:
+        assert re.search(rf"^{target}:", makefile, re.M), target
