@@ -37,7 +37,7 @@ def _common(command: F) -> F:
         except (click.ClickException, click.exceptions.Exit):
             raise
         except KeyboardInterrupt:
-            click.echo("interrupted; nothing was published", err=True)
+            click.echo("interrupted", err=True)
             sys.exit(130)
         except Exception as error:
             if debug:
@@ -109,7 +109,11 @@ def build(specs: tuple[Path, ...], repository: Path, force: bool, as_json: bool)
     store = Repository(repository)
     results = []
     for job in read_jobs(specs):
-        result = build_job(job, store, force=force, stage=terminal_stages(job.name, console, job.num_stages))
+        try:
+            result = build_job(job, store, force=force, stage=terminal_stages(job.name, console, job.num_stages))
+        except KeyboardInterrupt:
+            click.echo(f"{job.name}: not published", err=True)
+            raise
         results.append(result.to_json())
         done = "built" if result.built else "up to date"
         if not as_json:

@@ -13,7 +13,7 @@ from compiler.cli import main as compile_main
 from perf.cli import main as perf_main
 
 SNAPSHOTS = Path(__file__).parent / "snapshots"
-COMMANDS = [("compile", compile_main, [])] + [("perf-report", perf_main, [])]
+COMMANDS: list[tuple[str, click.Group, list[str]]] = [("compile", compile_main, []), ("perf-report", perf_main, [])]
 COMMANDS += [("compile", compile_main, [name]) for name in sorted(compile_main.commands)]
 COMMANDS += [("perf-report", perf_main, [name]) for name in sorted(perf_main.commands)]
 

@@ -105,8 +105,6 @@ def _session_options(config):
     options.enable_mem_pattern = parameters.get("enable_mem_pattern", "1") == "1"
     level = int(config.get("optimization", {}).get("graph", {}).get("level", 0))
     options.graph_optimization_level = _GRAPH_LEVELS[level]
-    # Threads that spin between calls take the cores from the server and the other models.
-    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     options.log_severity_level = 3
     return options
 

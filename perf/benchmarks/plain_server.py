@@ -19,6 +19,9 @@ from compiler.spec import model_spec_from_file
 
 class PlainHandler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"  # keep-alive, as Triton has it
+    # Without these two, header and body go out as two packets and each answer waits 40 ms for an acknowledgement.
+    disable_nagle_algorithm = True
+    wbufsize = -1
     embed: Any
     # Connections have threads, but the model runs one request at a time.
     lock = threading.Lock()
@@ -36,6 +39,7 @@ class PlainHandler(BaseHTTPRequestHandler):
         self.send_header("Content-Length", str(len(header) + len(data)))
         self.end_headers()
         self.wfile.write(header + data)
+        self.wfile.flush()
 
     def log_message(self, format: str, *args: Any) -> None:
         pass

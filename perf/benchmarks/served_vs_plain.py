@@ -6,7 +6,7 @@ import statistics
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +18,7 @@ from perf.load_generator import Target, run_closed
 from perf.metrics import nearest_rank, throughput_rps
 from perf.records import Records
 from perf.session import Question, open_session
+from perf.workload import Workload
 
 CONCURRENCY = 16
 SECONDS = 6.0
@@ -25,40 +26,40 @@ ROUNDS = 3
 
 
 def bench_served(specs: Path, repository: Path, threads: int) -> None:
-    """Prints requests per second and latencies of both, and the ratio of each round."""
+    """Prints requests per second and latencies of all, and the ratio to the better plain server, round by round.
+
+    The plain server runs with one thread and with all: which is better depends on what the client takes.
+    """
     options = ServerOptions(repository, http_port=0, grpc_port=0, metrics_port=0)
-    with TritonServer(options) as server, plain_server(specs, threads) as plain:
-        question = Question(
-            "text_embedding", Target(server.addresses.http, "http"), input_data=str(specs / "sentences.json")
-        )
-        with open_session(question) as session:
-            rounds = []
-            for number in range(ROUNDS):
-                # The order changes each round: neither always runs on the machine that the other has warmed.
-                targets = [("triton", session.target), ("plain", Target(plain, "http"))]
-                if number % 2:
-                    targets.reverse()
-                rounds.append(
-                    {
-                        name: run_closed(
-                            target, session.workload, CONCURRENCY, warmup_requests=2 * CONCURRENCY, duration_s=SECONDS
-                        )
-                        for name, target in targets
-                    }
-                )
+    with ExitStack() as stack:
+        server = stack.enter_context(TritonServer(options))
+        target = Target(server.addresses.http, "http")
+        question = Question("text_embedding", target, input_data=str(specs / "sentences.json"))
+        targets = {"triton": target}
+        for count in dict.fromkeys((1, threads)):
+            targets[f"plain, {count} thr"] = Target(stack.enter_context(plain_server(specs, count)), "http")
+        session = stack.enter_context(open_session(question))
+        rounds = []
+        for number in range(ROUNDS):
+            # The order changes each round: no one always runs on the machine that another has warmed.
+            order = list(targets)[:: -1 if number % 2 else 1]
+            rounds.append({name: figures(_load(targets[name], session.workload)) for name in order})
     print(f"Served at concurrency {CONCURRENCY}, HTTP, {session.workload.description}")
     print(
-        f"{'':>10} {'requests/s':>11} {'p50 ms':>8} {'p99 ms':>8} {'errors':>7}   (medians of {ROUNDS} x {SECONDS:g} s)"
+        f"{'':>14} {'requests/s':>11} {'p50 ms':>8} {'p99 ms':>8} {'errors':>7}   (medians of {ROUNDS} x {SECONDS:g} s)"
     )
-    for name in ("plain", "triton"):
-        runs = [figures(r[name]) for r in rounds]
-        rate, p50, p99, errors = (statistics.median(column) for column in zip(*runs, strict=True))
-        print(f"{name:>10} {rate:>11.1f} {p50:>8.1f} {p99:>8.1f} {errors:>7.0f}")
-    ratios = [figures(r["triton"])[0] / figures(r["plain"])[0] for r in rounds]
+    for name in targets:
+        rate, p50, p99, errors = (statistics.median(column) for column in zip(*(r[name] for r in rounds), strict=True))
+        print(f"{name:>14} {rate:>11.1f} {p50:>8.1f} {p99:>8.1f} {errors:>7.0f}")
+    ratios = [r["triton"][0] / max(r[name][0] for name in r if name != "triton") for r in rounds]
     spread = f"{min(ratios):.2f}-{max(ratios):.2f}"
-    print(f"{'ratio':>10} {statistics.median(ratios):>10.2f}x   (rounds {spread})\n")
-    if any(figures(r[name])[3] for r in rounds for name in r):
+    print(f"{'ratio':>14} {statistics.median(ratios):>10.2f}x   (to the better plain server; rounds {spread})\n")
+    if any(result[3] for r in rounds for result in r.values()):
         raise PerfError("requests failed: the ratio above does not count")
+
+
+def _load(target: Target, workload: Workload) -> Records:
+    return run_closed(target, workload, CONCURRENCY, warmup_requests=2 * CONCURRENCY, duration_s=SECONDS)
 
 
 def figures(records: Records) -> tuple[float, float, float, int]:
