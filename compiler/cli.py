@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import click
 
 from compiler import __version__
-from compiler.errors import ModelkilnError, RepositoryError
+from compiler.errors import EnvironmentLacks, ModelkilnError, RepositoryError
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -44,7 +44,7 @@ def _common(command: F) -> F:
                 raise
             known = error if isinstance(error, ModelkilnError) else _unexpected(error)
             if as_json:
-                click.echo(json.dumps({"error": known.to_json()}))
+                click.echo(json.dumps({**known.done, "error": known.to_json()}))
             click.echo(f"error: {known}", err=True)
             sys.exit(known.exit_code)
 
@@ -52,6 +52,8 @@ def _common(command: F) -> F:
 
 
 def _unexpected(error: Exception) -> ModelkilnError:
+    if isinstance(error, OSError) and error.strerror:
+        return EnvironmentLacks(f"{error.strerror}: {error.filename}" if error.filename else error.strerror)
     text = " ".join(str(error).split())[:300]
     return ModelkilnError(
         f"{type(error).__name__}: {text}", hint="this is not your mistake: --debug shows where it happened"
@@ -107,12 +109,15 @@ def build(specs: tuple[Path, ...], repository: Path, force: bool, as_json: bool)
 
     console = stderr_console()
     store = Repository(repository)
-    results = []
+    results: list[dict[str, Any]] = []
     for job in read_jobs(specs):
         try:
             result = build_job(job, store, force=force, stage=terminal_stages(job.name, console, job.num_stages))
         except KeyboardInterrupt:
             click.echo(f"{job.name}: not published", err=True)
+            raise
+        except ModelkilnError as error:
+            error.done = {"models": results}
             raise
         results.append(result.to_json())
         done = "built" if result.built else "up to date"

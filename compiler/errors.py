@@ -21,6 +21,7 @@ class ModelkilnError(Exception):
         super().__init__(message)
         self.message = message
         self.hint = hint
+        self.done: dict[str, object] = {}  # what a command finished before it failed, for its JSON result
 
     def __str__(self) -> str:
         return f"{self.message}\n  hint: {self.hint}" if self.hint else self.message

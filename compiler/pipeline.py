@@ -97,19 +97,22 @@ def compile_model(
     if not force and (current := up_to_date(repository, spec.name, fingerprint, spec.path.parent)):
         return BuildResult(current, built=False, seconds=time.monotonic() - started)
 
-    with stage("load the model") as note:
+    with stage("load the model") as log:
         from compiler.reference import check_output_shapes, check_signature, run_reference
 
         module = load_module(spec)
         check_signature(module, spec)
         parameters = sum(p.numel() for p in module.parameters())
-        note(f"{spec.source.factory}: {parameters:,} parameters")
-    with stage("run the reference"):
+        log.note(f"{spec.source.factory}: {parameters:,} parameters")
+    with stage("run the reference") as log:
         traced = make_case(spec, "export", export_sizes(spec), padded=False)
         run_reference(module, spec, traced)
         cases = parity_cases(spec)
-        references = {case.name: run_reference(module, spec, case) for case in cases}
-    with stage("export to ONNX") as note:
+        references = {}
+        for done, case in enumerate(cases, start=1):
+            references[case.name] = run_reference(module, spec, case)
+            log.step(done, len(cases))
+    with stage("export to ONNX") as log:
         from compiler.export import export_onnx
 
         exported = export_onnx(module, spec, traced)
@@ -117,23 +120,25 @@ def compile_model(
         for case in cases:
             check_output_shapes(spec, case, references[case.name])
         code = factory_code(spec.source.factory)
-        note(f"opset {exported.opset}, {num_nodes(exported.model)} nodes")
+        log.note(f"opset {exported.opset}, {num_nodes(exported.model)} nodes")
     with tempfile.TemporaryDirectory(prefix="modelkiln-") as work:
-        with stage("passes") as note:
+        with stage("passes") as log:
             judge = _cheapest(cases)
             model, reports = run_passes(exported.model, spec, target, judge, references, Path(work, "pass"))
             for report in reports:
-                note(report.line())
+                log.note(report.line())
                 for line in report.notes:
-                    note(f"  note: {line}")
+                    log.note(f"  note: {line}")
         files = Path(work, "version")
         files.mkdir()
-        with stage("write and prove") as note:
+        with stage("write and prove") as log:
             target.write(model, files)
-            parity = verify(target.open(files, spec.serving.threads), cases, references, spec.tolerance)
+            parity = verify(
+                target.open(files, spec.serving.threads), cases, references, spec.tolerance, on_case=log.step
+            )
             refuse_failures(parity)
-            note(f"{len(cases)} cases: max abs {parity.max_abs:.2e}, worst cosine {parity.worst_cosine:.7f}")
-        with stage("publish") as note:
+            log.note(f"{len(cases)} cases: max abs {parity.max_abs:.2e}, worst cosine {parity.worst_cosine:.7f}")
+        with stage("publish") as log:
             inputs, outputs = target.interface(files)
             check_artifact(spec, inputs, outputs)
             config_text = text_from_config(model_config(spec, target, inputs, outputs))
@@ -151,7 +156,7 @@ def compile_model(
                 "parity": parity.to_json(),
             }
             published = repository.publish(spec.name, config_text, files, manifest)
-            note(str(published.folder))
+            log.note(str(published.folder))
     return BuildResult(published, built=True, seconds=time.monotonic() - started)
 
 

@@ -2,42 +2,63 @@
 
 from __future__ import annotations
 
-import contextlib
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field
 
 from rich.console import Console
 
-# A stage is entered with its name and left when its work is done; `note` adds a line of result.
-Stage = Callable[[str], "contextlib.AbstractContextManager[Callable[[str], None]]"]
+
+@dataclass
+class StageLog:
+    """What a running stage tells.
+
+    Attributes:
+        notes: lines of result, printed when the stage is done.
+        show_step: called with (done, total) while it runs.
+    """
+
+    show_step: Callable[[int, int], None] = lambda done, total: None
+    notes: list[str] = field(default_factory=list)
+
+    def note(self, line: str) -> None:
+        self.notes.append(line)
+
+    def step(self, done: int, total: int) -> None:
+        self.show_step(done, total)
+
+
+# A stage is entered with its name and left when its work is done.
+Stage = Callable[[str], AbstractContextManager[StageLog]]
 
 
 def terminal_stages(prefix: str, console: Console, total: int) -> Stage:
     """Returns a stage printer for one model; NO_COLOR and pipes are respected by the console."""
-    finished = [0]
+    begun = 0
 
-    @contextlib.contextmanager
-    def stage(name: str) -> Iterator[Callable[[str], None]]:
+    @contextmanager
+    def stage(name: str) -> Iterator[StageLog]:
+        nonlocal begun
+        begun += 1
         started = time.monotonic()
-        notes: list[str] = []
-        finished[0] += 1
-        label = f"{prefix}: [{finished[0]}/{total}] {name}"
-        spinner = console.status(label) if console.is_terminal else contextlib.nullcontext()
-        with spinner:
-            yield notes.append
-        seconds = time.monotonic() - started
-        console.print(f"{label:<52} {seconds:6.1f} s", markup=False, highlight=False)
-        for note in notes:
-            console.print(f"    {note}", markup=False, highlight=False)
+        label = f"{prefix}: [{begun}/{total}] {name}"
+        status = console.status(label) if console.is_terminal else None
+        log = StageLog((lambda done, of: status.update(f"{label} {done}/{of}")) if status else StageLog.show_step)
+        with status or nullcontext():
+            yield log
+        console.print(f"{label:<52} {time.monotonic() - started:6.1f} s", markup=False, highlight=False)
+        for line in log.notes:
+            console.print(f"    {line}", markup=False, highlight=False)
 
     return stage
 
 
-@contextlib.contextmanager
-def silent_stage(name: str) -> Iterator[Callable[[str], None]]:
+@contextmanager
+def silent_stage(name: str) -> Iterator[StageLog]:
     """A stage that prints nothing, for use as a library."""
-    yield lambda note: None
+    yield StageLog()
 
 
 def stderr_console() -> Console:

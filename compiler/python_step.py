@@ -108,7 +108,7 @@ def publish_step(
     fingerprint = inputs_fingerprint(spec.document, files, spec.requires)
     if not force and (current := up_to_date(repository, spec.name, fingerprint, spec.path.parent)):
         return BuildResult(current, built=False, seconds=time.monotonic() - started)
-    with stage("publish") as note, tempfile.TemporaryDirectory(prefix="modelkiln-") as work:
+    with stage("publish") as log, tempfile.TemporaryDirectory(prefix="modelkiln-") as work:
         for name, source in files.items():
             shutil.copyfile(source, Path(work, name))
         config = base_config(
@@ -121,7 +121,7 @@ def publish_step(
         add_serving(config, spec.serving, spec.parameters)
         manifest = {**manifest_head(spec.document, fingerprint, {}, spec.path), "backend": "python"}
         published = repository.publish(spec.name, text_from_config(config), Path(work), manifest)
-        note(str(published.folder))
+        log.note(str(published.folder))
     return BuildResult(published, built=True, seconds=time.monotonic() - started)
 
 

@@ -67,7 +67,7 @@ class Repository:
             folder = self.path / model / str(version)
             try:
                 manifest = json.loads((folder / MANIFEST_FILE).read_text(encoding="utf-8"))
-            except (OSError, ValueError):
+            except (OSError, ValueError, RecursionError):
                 continue
             if isinstance(manifest, dict) and manifest.get("schema") == MANIFEST_SCHEMA:
                 return Published(model, version, folder, manifest)
@@ -92,8 +92,10 @@ class Repository:
         if not isinstance(files, dict):
             return [f"{MANIFEST_FILE} lists no files"]
         for name, expected in sorted(files.items()):
-            path = published.folder / name
-            if path.resolve().parent != published.folder.resolve():
+            path = published.folder / str(name)
+            if not isinstance(expected, dict):
+                problems.append(f"{MANIFEST_FILE} is not one that `compile build` wrote")
+            elif path.resolve().parent != published.folder.resolve():
                 problems.append(f"{name!r} in {MANIFEST_FILE} is not a file of the version folder")
             elif not path.is_file():
                 problems.append(f"{name} is missing")

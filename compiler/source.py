@@ -138,6 +138,9 @@ def _imports(path: Path, package: str) -> list[str]:
 def code_sha256(relative: str, folder: Path) -> str | None:
     """Hashes a file that `factory_code` named, without importing it; None where it is gone."""
     top, _, rest = relative.partition("/")
+    # Only a plain name is looked up: finding "a.b" would import a.
+    if not top.removesuffix(".py").isidentifier() or ".." in rest.split("/"):
+        return None
     with importable(folder):
         try:
             found = importlib.util.find_spec(top.removesuffix(".py"))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -106,21 +106,33 @@ def compare(case: str, output: str, want: AnyArray, got: AnyArray, tolerance: To
 
 
 def verify(
-    run: Runner, cases: Sequence[Case], references: Mapping[str, Mapping[str, AnyArray]], tolerance: Tolerance
+    run: Runner,
+    cases: Sequence[Case],
+    references: Mapping[str, Mapping[str, AnyArray]],
+    tolerance: Tolerance,
+    on_case: Callable[[int, int], None] = lambda done, total: None,
 ) -> ParityReport:
     """Runs every case through the file and compares each output with the reference.
+
+    Args:
+        run: the file, opened as it will be served.
+        cases: what to run.
+        references: the model's outputs by case and name.
+        tolerance: what counts as equal.
+        on_case: called with (done, total) after each case.
 
     Raises:
         ModelRefused: the file fails to run a case; the message names the sizes.
     """
     comparisons = []
-    for case in cases:
+    for done, case in enumerate(cases, start=1):
         try:
             outputs = run(case.inputs)
         except ModelRefused as error:
             raise ModelRefused(f"parity case {case.name}: {error.message}", hint=error.hint) from error
         for name, want in references[case.name].items():
             comparisons.append(compare(case.name, name, want, outputs[name], tolerance))
+        on_case(done, len(cases))
     return ParityReport(tuple(comparisons), tolerance)
 
 

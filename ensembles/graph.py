@@ -186,7 +186,7 @@ def publish_ensemble(
     wiring = wire(spec, members)
     if not force and (current := up_to_date(repository, spec.name, fingerprint, spec.path.parent)):
         return BuildResult(current, built=False, seconds=time.monotonic() - started)
-    with stage("publish") as note, tempfile.TemporaryDirectory(prefix="modelkiln-") as empty:
+    with stage("publish") as log, tempfile.TemporaryDirectory(prefix="modelkiln-") as empty:
         config = ensemble_config(spec.name, wiring.max_batch_size, wiring.inputs, wiring.outputs, wiring.steps)
         manifest = {
             **manifest_head(document, fingerprint, {}, spec.path),
@@ -194,7 +194,7 @@ def publish_ensemble(
             "steps": [step.model for step in spec.steps],
         }
         published = repository.publish(spec.name, text_from_config(config), Path(empty), manifest)
-        note(str(published.folder))
+        log.note(str(published.folder))
     return BuildResult(published, built=True, seconds=time.monotonic() - started)
 
 

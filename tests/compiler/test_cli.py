@@ -134,6 +134,19 @@ def test_a_mistake_in_the_last_spec_costs_no_build(unbuilt, tmp_path):
     assert done.returncode == 2 and not repository.exists()
 
 
+def test_json_of_a_failure_tells_what_was_done_before_it(built, tmp_path):
+    spec, repository, _ = built
+    bad = tmp_path / "z_bad.yaml"
+    bad.write_text(
+        spec.read_text().replace("name: small", "name: bad").replace("cli_model:build", "no_such_module:build")
+    )
+    done = run_compile("build", spec, bad, "-r", repository, "--json")
+    assert done.returncode == 2
+    result = json.loads(done.stdout)
+    assert [(m["model"], m["built"]) for m in result["models"]] == [("small", False)]
+    assert "no module named 'no_such_module'" in result["error"]["message"]
+
+
 def test_two_specs_with_one_name_are_refused(unbuilt, tmp_path):
     spec, repository, _ = unbuilt
     twin = tmp_path / "twin.yaml"
@@ -176,10 +189,10 @@ def stages(prefix, console, total):
     inner = real(prefix, console, total)
     @contextlib.contextmanager
     def stage(name):
-        with inner(name) as note:
+        with inner(name) as log:
             if name == STAGE:
                 os.kill(os.getpid(), NUMBER)
-            yield note
+            yield log
     return stage
 progress.terminal_stages = stages
 from compiler.cli import main

@@ -11,9 +11,12 @@ import sys
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from compiler import repository as module
 from compiler.errors import EnvironmentLacks, RepositoryError
+from compiler.pipeline import up_to_date
 from compiler.repository import Repository
 
 CONFIG = 'name: "m"\nbackend: "onnxruntime"\nmax_batch_size: 4\n'
@@ -220,3 +223,32 @@ def test_folders_that_are_no_versions_are_ignored(store, files):
     for name in ("01", "two", "1.5", "-3"):
         (store.path / "m" / name).mkdir()
     assert store.versions("m") == [1]
+
+
+@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    manifest=st.one_of(
+        st.binary(max_size=200),
+        st.recursive(
+            st.none() | st.booleans() | st.integers() | st.text(max_size=8),
+            lambda inner: (
+                st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(["files", "code", "schema", "x"]), inner)
+            ),
+            max_leaves=8,
+        ).map(lambda value: json.dumps({"schema": 1, **value} if isinstance(value, dict) else value).encode()),
+    )
+)
+def test_a_manifest_that_is_garbage_is_damage_and_never_a_crash(store, files, manifest):
+    version = max(store.versions("fuzz"), default=0)
+    if not version:
+        version = store.publish("fuzz", CONFIG, files, {}).version
+    (store.path / "fuzz" / str(version) / "manifest.json").write_bytes(manifest)
+    found = store.latest("fuzz")
+    assert found is None or isinstance(store.damage(found), list)
+    assert up_to_date(store, "fuzz", {}, files) is None
+
+
+def test_a_deeply_nested_manifest_is_no_manifest(store, files):
+    published = store.publish("m", CONFIG, files, {})
+    (published.folder / "manifest.json").write_text("[" * 100_000)
+    assert store.latest("m") is None

@@ -191,3 +191,8 @@ def test_the_code_behind_a_factory_is_its_module_and_what_that_imports(tmp_path,
     finally:
         for name in [n for n in sys.modules if n.startswith("mk_")]:
             del sys.modules[name]
+
+
+@pytest.mark.parametrize("path", ["os.path/x.py", "../../etc/passwd", "json/../../../etc/passwd", "", "/etc/passwd"])
+def test_a_path_from_a_manifest_is_looked_up_by_plain_names_only(path, tmp_path):
+    assert code_sha256(path, tmp_path) is None
