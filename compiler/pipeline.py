@@ -21,7 +21,8 @@ from compiler.progress import Stage, silent_stage
 from compiler.repository import Published, Repository
 from compiler.source import factory_code, load_module, resolve_file
 from compiler.spec import ModelSpec
-from compiler.targets.registry import ArtifactTensor, Target, target_named
+from compiler.targets.onnxruntime import open_session, write_onnx
+from compiler.targets.registry import ArtifactTensor, target_named
 from compiler.triton_config import model_config, text_from_config
 from compiler.verify import ParityReport, refuse_failures, verify
 
@@ -124,7 +125,7 @@ def compile_model(
     with tempfile.TemporaryDirectory(prefix="modelkiln-") as work:
         with stage("passes") as log:
             judge = _cheapest(cases)
-            model, reports = run_passes(exported.model, spec, target, judge, references, Path(work, "pass"))
+            model, reports = run_passes(exported.model, spec, judge, references, Path(work, "pass"))
             for report in reports:
                 log.note(report.line())
                 for line in report.notes:
@@ -132,10 +133,10 @@ def compile_model(
         files = Path(work, "version")
         files.mkdir()
         with stage("write and prove") as log:
-            target.write(model, files)
-            parity = verify(
-                target.open(files, spec.serving.threads), cases, references, spec.tolerance, on_case=log.step
-            )
+            facts = target.write(model, files, spec)
+            run = target.open(files, spec.serving.threads)
+            assert run is not None, "every target there is runs on this machine"
+            parity = verify(run, cases, references, spec.tolerance, on_case=log.step)
             refuse_failures(parity)
             log.note(f"{len(cases)} cases: max abs {parity.max_abs:.2e}, worst cosine {parity.worst_cosine:.7f}")
         with stage("publish") as log:
@@ -147,6 +148,7 @@ def compile_model(
                 "target": target.name,
                 "backend": target.backend,
                 "precision": spec.precision,
+                "artifact": facts,
                 "exporter": exported.exporter,
                 "opset": exported.opset,
                 "parameters": parameters,
@@ -196,7 +198,7 @@ def manifest_head(
 
 
 def run_passes(
-    model: ir.Model, spec: ModelSpec, target: Target, judge: Case, references: References, work: Path
+    model: ir.Model, spec: ModelSpec, judge: Case, references: References, work: Path
 ) -> tuple[ir.Model, list[PassReport]]:
     """Runs the target's passes; each one's result is run and compared, and dropped where it is not equal."""
     reports = []
@@ -205,19 +207,19 @@ def run_passes(
         result = step.run(model.clone())
         dropped = ""
         if result.modified and step.verify:
-            dropped = _fault(result.model, spec, target, judge, references, work)
+            dropped = _fault(result.model, spec, judge, references, work)
         reports.append(PassReport(step.name, result.counts, before, num_nodes(result.model), result.notes, dropped))
         if not dropped:
             model = result.model
     return model, reports
 
 
-def _fault(model: ir.Model, spec: ModelSpec, target: Target, judge: Case, references: References, work: Path) -> str:
+def _fault(model: ir.Model, spec: ModelSpec, judge: Case, references: References, work: Path) -> str:
     """Runs a rewritten graph on one case; returns what is wrong with it, or an empty string."""
     work.mkdir(exist_ok=True)
-    target.write(model, work)
     try:
-        report: ParityReport = verify(target.open(work, spec.serving.threads), [judge], references, spec.tolerance)
+        write_onnx(model, work)
+        report: ParityReport = verify(open_session(work, spec.serving.threads), [judge], references, spec.tolerance)
     except ModelRefused as error:
         return error.message
     return "; ".join(f"output '{c.output}': {c.problem}" for c in report.failures)

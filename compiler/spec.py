@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from compiler.errors import one_of
+from compiler.targets.registry import TARGET_NAMES
 from compiler.tensors import (
     BATCH_DIM,
     Dim,
@@ -26,7 +27,6 @@ from compiler.tensors import (
 from compiler.yaml_reader import Node, read_yaml
 
 PRECISIONS = ("fp32",)
-TARGETS = ("onnxruntime",)
 # 20 is the newest opset whose attention masks run on ONNX Runtime's CPU kernels; see docs/design.md.
 DEFAULT_OPSET = 20
 SUPPORTED_OPSETS = (18, 20)
@@ -151,7 +151,7 @@ def model_spec_from_node(root: Node, path: Path) -> ModelSpec:
         dims=dims,
         inputs=inputs,
         outputs=outputs,
-        target=target_node.choice("target", TARGETS) if target_node else TARGETS[0],
+        target=target_node.choice("target", TARGET_NAMES) if target_node else TARGET_NAMES[0],
         precision=precision_node.choice("precision", PRECISIONS) if precision_node else PRECISIONS[0],
         opset=opset,
         tolerance=_tolerance(table.get("tolerance")),

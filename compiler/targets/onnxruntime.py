@@ -13,6 +13,8 @@ from compiler.targets.registry import ArtifactTensor, Runner, Target
 if TYPE_CHECKING:
     import onnx_ir as ir
 
+    from compiler.spec import ModelSpec
+
 MODEL_FILE = "model.onnx"
 DATA_FILE = "model.onnx.data"
 # A protobuf message ends at 2 GiB; the graph itself needs room too.
@@ -21,7 +23,13 @@ EXTERNAL_DATA_THRESHOLD_BYTES = 3 << 29
 IR_VERSION = 10
 
 
-def write(model: ir.Model, folder: Path, threshold_bytes: int = EXTERNAL_DATA_THRESHOLD_BYTES) -> None:
+def write(model: ir.Model, folder: Path, spec: ModelSpec) -> dict[str, Any]:
+    """Writes the model; nothing in the spec changes what is written."""
+    write_onnx(model, folder)
+    return {"ir_version": IR_VERSION}
+
+
+def write_onnx(model: ir.Model, folder: Path, threshold_bytes: int = EXTERNAL_DATA_THRESHOLD_BYTES) -> None:
     """Writes `model.onnx`, with the weights in one file beside it where a protobuf cannot hold them."""
     import onnx_ir
 
@@ -86,11 +94,12 @@ def _first_line(error: BaseException) -> str:
     return " ".join(str(error).split())[:400]
 
 
-ONNXRUNTIME = Target(
+TARGET = Target(
     name="onnxruntime",
     backend="onnxruntime",
     model_file=MODEL_FILE,
     packages=("torch", "onnx", "onnx-ir", "onnxscript", "onnxruntime", "onnxruntime-gpu"),
+    precisions=("fp32",),
     write=write,
     open=open_session,
     interface=interface,

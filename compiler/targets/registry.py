@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from compiler.dtypes import AnyArray
 
 if TYPE_CHECKING:
     import onnx_ir as ir
+
+    from compiler.spec import ModelSpec
 
 # Runs the file that ships: arrays by input name in, arrays by output name out.
 Runner = Callable[[Mapping[str, AnyArray]], dict[str, AnyArray]]
@@ -33,8 +36,11 @@ class Target:
         backend: the name of the Triton backend that serves it.
         model_file: the file that Triton expects in a version folder.
         packages: distributions whose version changes what is built.
-        write: writes the graph's files into a folder.
-        open: opens the written file as it will be served: (folder, threads) -> runner.
+        precisions: what it can be built in, the default first.
+        write: writes the served files into a folder; returns what a manifest should say of them (an engine's
+            version, compute capability and profiles). Reads dims and precision from the spec.
+        open: opens the written file as it will be served: (folder, threads) -> runner, or None where this
+            machine cannot run it (an engine for a GPU that is not here).
         interface: reads inputs and outputs back from the written file.
     """
 
@@ -42,15 +48,18 @@ class Target:
     backend: str
     model_file: str
     packages: tuple[str, ...]
-    write: Callable[[ir.Model, Path], None]
-    open: Callable[[Path, int], Runner]
+    precisions: tuple[str, ...]
+    write: Callable[[ir.Model, Path, ModelSpec], dict[str, Any]]
+    open: Callable[[Path, int], Runner | None]
     interface: Callable[[Path], tuple[tuple[ArtifactTensor, ...], tuple[ArtifactTensor, ...]]]
 
 
-def target_named(name: str) -> Target:
-    """Returns the target; its module is imported only now, since it may need heavy packages."""
-    if name == "onnxruntime":
-        from compiler.targets.onnxruntime import ONNXRUNTIME
+# Each module defines TARGET; it is imported only when its target is asked for, since it may need heavy packages.
+_MODULES = {"onnxruntime": "compiler.targets.onnxruntime"}
+TARGET_NAMES = tuple(_MODULES)
 
-        return ONNXRUNTIME
-    raise KeyError(name)
+
+def target_named(name: str) -> Target:
+    """Returns the target of that name, one of TARGET_NAMES."""
+    target: Target = importlib.import_module(_MODULES[name]).TARGET
+    return target

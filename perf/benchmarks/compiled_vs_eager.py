@@ -35,6 +35,7 @@ def bench_compiled(spec_path: Path, model: Path, threads: int) -> None:
     version = Repository(model.parent).latest(model.name)
     assert version is not None
     compiled = target_named(spec.target).open(version.folder, threads)
+    assert compiled is not None
     blocks = f"{ROUNDS} rounds of {BLOCK_CALLS} calls"
     print(f"Compiled against PyTorch eager, {spec.name}, sequence {LENGTH}, fp32, {blocks}")
     print(f"{'batch':>6} {'eager ms':>10} {'compiled ms':>12} {'ratio':>7} {'of the rounds':>14} {'max abs diff':>13}")

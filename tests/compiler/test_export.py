@@ -409,8 +409,8 @@ def test_a_lost_parity_is_refused_and_nothing_is_published(project, monkeypatch)
     )
     write = target.write
 
-    def damaged(model, folder, *args):
-        write(model, folder, *args)
+    def damaged(model, folder, spec):
+        facts = write(model, folder, spec)
         if folder.name == "version":
             proto = onnx.load(str(folder / "model.onnx"))
             weight = next(i for i in proto.graph.initializer if list(i.dims) in ([3, 16], [16, 3]))
@@ -418,17 +418,18 @@ def test_a_lost_parity_is_refused_and_nothing_is_published(project, monkeypatch)
             array.flat[0] += 0.01
             weight.CopyFrom(onnx.numpy_helper.from_array(array, weight.name))
             onnx.save(proto, str(folder / "model.onnx"))
+        return facts
 
     import dataclasses
 
-    monkeypatch.setattr(target, "ONNXRUNTIME", dataclasses.replace(target.ONNXRUNTIME, write=damaged))
+    monkeypatch.setattr(target, "TARGET", dataclasses.replace(target.TARGET, write=damaged))
     assert "the compiled file does not answer as the model does" in _refused(path)
 
 
 def test_a06_large_weights_go_into_one_file_beside_the_graph(tmp_path):
     import onnx_ir as ir
 
-    from compiler.targets.onnxruntime import open_session, write
+    from compiler.targets.onnxruntime import open_session, write_onnx
 
     table = np.random.default_rng(0).standard_normal((1024, 512)).astype(np.float32)  # 2 MiB
     proto = onnx.helper.make_model(
@@ -442,7 +443,7 @@ def test_a06_large_weights_go_into_one_file_beside_the_graph(tmp_path):
         opset_imports=[onnx.helper.make_opsetid("", 20)],
     )
     for _ in range(2):  # a07: writing again leaves the same bytes, not twice as many
-        write(ir.from_proto(proto), tmp_path, threshold_bytes=1 << 20)
+        write_onnx(ir.from_proto(proto), tmp_path, threshold_bytes=1 << 20)
         assert sorted(p.name for p in tmp_path.iterdir()) == ["model.onnx", "model.onnx.data"]
         assert (tmp_path / "model.onnx.data").stat().st_size == table.nbytes
     ids = np.array([3, 1])
