@@ -137,7 +137,7 @@ def compile_model(
             run = target.open(files, spec.serving.threads)
             assert run is not None, "every target there is runs on this machine"
             parity = verify(run, cases, references, spec.tolerance, on_case=log.step)
-            refuse_failures(parity)
+            refuse_failures(parity, target.limits)
             log.note(f"{len(cases)} cases: max abs {parity.max_abs:.2e}, worst cosine {parity.worst_cosine:.7f}")
         with stage("publish") as log:
             inputs, outputs = target.interface(files)

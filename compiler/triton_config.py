@@ -65,7 +65,6 @@ def model_config(
 ) -> Any:
     """Returns the ModelConfig message of a compiled model."""
     batched = spec.max_batch_size > 0
-    parameters = {"intra_op_thread_count": str(spec.serving.threads)} if spec.serving.threads else {}
     config = base_config(
         spec.name,
         target.backend,
@@ -73,7 +72,7 @@ def model_config(
         [tensor_config(t, batched) for t in inputs],
         [tensor_config(t, batched) for t in outputs],
     )
-    add_serving(config, spec.serving, parameters)
+    add_serving(config, spec.serving, target.parameters(spec.serving))
     return config
 
 

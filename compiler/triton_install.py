@@ -95,6 +95,7 @@ def lay_out_backends(install: TritonInstall, folder: Path) -> None:
         if not (folder / own.name).exists():
             (folder / own.name).mkdir()
             shutil.copyfile(own / "model.py", folder / own.name / "model.py")
+            shutil.copyfile(own.parent / "batching.py", folder / own.name / "batching.py")
 
 
 def link_or_copy(source: str, target: str) -> str:

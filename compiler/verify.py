@@ -136,8 +136,8 @@ def verify(
     return ParityReport(tuple(comparisons), tolerance)
 
 
-def refuse_failures(report: ParityReport) -> None:
-    """Raises ModelRefused with the worst failure where any comparison failed."""
+def refuse_failures(report: ParityReport, known_limits: str = "") -> None:
+    """Raises ModelRefused with the worst failure where any comparison failed; `known_limits` may explain it."""
     if not report.failures:
         return
     worst = max(report.failures, key=lambda c: (c.outliers, c.max_abs))
@@ -146,7 +146,8 @@ def refuse_failures(report: ParityReport) -> None:
         f"the compiled file does not answer as the model does: {len(report.failures)} of "
         f"{len(report.comparisons)} comparisons failed. Worst: {worst.case}, output '{worst.output}': "
         f"{worst.problem} (max abs {worst.max_abs:.3g}, cosine {worst.cosine:.6f})",
-        hint=f"allowed: atol {limits.atol:g}, rtol {limits.rtol:g}, cosine {limits.cosine:g} (tolerance in the spec)",
+        hint=f"allowed: atol {limits.atol:g}, rtol {limits.rtol:g}, cosine {limits.cosine:g} (tolerance in the spec)"
+        + (f"; note that {known_limits}" if known_limits else ""),
     )
 
 

@@ -24,6 +24,8 @@ _COMMON = (
 
 _FOR_TARGET = {
     "onnxruntime": (*_COMMON, Pass("fuse_onnxruntime", fuse_onnxruntime)),
+    # OpenVINO fuses by itself when it compiles, and knows few of ONNX Runtime's operators.
+    "openvino": _COMMON,
 }
 
 

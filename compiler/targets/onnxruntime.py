@@ -13,7 +13,7 @@ from compiler.targets.registry import ArtifactTensor, Runner, Target
 if TYPE_CHECKING:
     import onnx_ir as ir
 
-    from compiler.spec import ModelSpec
+    from compiler.spec import ModelSpec, Serving
 
 MODEL_FILE = "model.onnx"
 DATA_FILE = "model.onnx.data"
@@ -79,6 +79,11 @@ def interface(folder: Path) -> tuple[tuple[ArtifactTensor, ...], tuple[ArtifactT
     return tuple(map(tensor, graph.input)), tuple(map(tensor, graph.output))
 
 
+def parameters(serving: Serving) -> dict[str, str]:
+    """Returns config.pbtxt's parameters, which the C++ backend takes alike."""
+    return {"intra_op_thread_count": str(serving.threads)} if serving.threads else {}
+
+
 def _onnxruntime() -> Any:
     try:
         import onnxruntime
@@ -103,4 +108,5 @@ TARGET = Target(
     write=write,
     open=open_session,
     interface=interface,
+    parameters=parameters,
 )

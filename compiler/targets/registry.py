@@ -13,7 +13,7 @@ from compiler.dtypes import AnyArray
 if TYPE_CHECKING:
     import onnx_ir as ir
 
-    from compiler.spec import ModelSpec
+    from compiler.spec import ModelSpec, Serving
 
 # Runs the file that ships: arrays by input name in, arrays by output name out.
 Runner = Callable[[Mapping[str, AnyArray]], dict[str, AnyArray]]
@@ -42,6 +42,8 @@ class Target:
         open: opens the written file as it will be served: (folder, threads) -> runner, or None where this
             machine cannot run it (an engine for a GPU that is not here).
         interface: reads inputs and outputs back from the written file.
+        parameters: config.pbtxt's `parameters` for the backend.
+        limits: what it is known to compute otherwise than PyTorch, told where parity fails.
     """
 
     name: str
@@ -52,10 +54,12 @@ class Target:
     write: Callable[[ir.Model, Path, ModelSpec], dict[str, Any]]
     open: Callable[[Path, int], Runner | None]
     interface: Callable[[Path], tuple[tuple[ArtifactTensor, ...], tuple[ArtifactTensor, ...]]]
+    parameters: Callable[[Serving], dict[str, str]]
+    limits: str = ""
 
 
 # Each module defines TARGET; it is imported only when its target is asked for, since it may need heavy packages.
-_MODULES = {"onnxruntime": "compiler.targets.onnxruntime"}
+_MODULES = {"onnxruntime": "compiler.targets.onnxruntime", "openvino": "compiler.targets.openvino"}
 TARGET_NAMES = tuple(_MODULES)
 
 
