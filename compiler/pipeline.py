@@ -18,6 +18,7 @@ from compiler.errors import ModelRefused
 from compiler.fingerprint import code_fingerprint, inputs_fingerprint, sha256_json
 from compiler.passes import num_nodes, passes_for
 from compiler.progress import Stage, silent_stage
+from compiler.recorded import record
 from compiler.repository import Published, Repository
 from compiler.source import factory_code, load_module, resolve_file
 from compiler.spec import ModelSpec
@@ -142,6 +143,7 @@ def compile_model(
         with stage("publish") as log:
             inputs, outputs = target.interface(files)
             check_artifact(spec, inputs, outputs)
+            recorded = record(cases, references, files)
             config_text = text_from_config(model_config(spec, target, inputs, outputs))
             manifest = {
                 **manifest_head(spec.document, fingerprint, code, spec.path),
@@ -156,6 +158,7 @@ def compile_model(
                 "outputs": [_tensor_json(t) for t in outputs],
                 "passes": [_pass_json(r) for r in reports],
                 "parity": parity.to_json(),
+                "references": recorded,
             }
             published = repository.publish(spec.name, config_text, files, manifest)
             log.note(str(published.folder))

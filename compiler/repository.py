@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from compiler.errors import EnvironmentLacks, RepositoryError
+from compiler.errors import EnvironmentLacks, RepositoryError, UsageError, did_you_mean, one_of
 from compiler.source import file_sha256
 from compiler.triton_config import CONFIG_FILE
 from compiler.triton_install import link_or_copy
@@ -63,15 +63,39 @@ class Repository:
 
     def latest(self, model: str) -> Published | None:
         """Returns the newest version that carries a readable manifest, or None."""
-        for version in reversed(self.versions(model)):
-            folder = self.path / model / str(version)
-            try:
-                manifest = json.loads((folder / MANIFEST_FILE).read_text(encoding="utf-8"))
-            except (OSError, ValueError, RecursionError):
-                continue
-            if isinstance(manifest, dict) and manifest.get("schema") == MANIFEST_SCHEMA:
-                return Published(model, version, folder, manifest)
+        found = (self._read(model, version) for version in reversed(self.versions(model)))
+        return next((published for published in found if published), None)
+
+    def _read(self, model: str, version: int) -> Published | None:
+        folder = self.path / model / str(version)
+        try:
+            manifest = json.loads((folder / MANIFEST_FILE).read_text(encoding="utf-8"))
+        except (OSError, ValueError, RecursionError):
+            return None
+        if isinstance(manifest, dict) and manifest.get("schema") == MANIFEST_SCHEMA:
+            return Published(model, version, folder, manifest)
         return None
+
+    def find(self, reference: str) -> Published:
+        """Returns the version that `MODEL` (the newest) or `MODEL:VERSION` names.
+
+        Raises:
+            UsageError: lists the models, or the versions, that there are.
+        """
+        model, _, version = reference.partition(":")
+        if model not in self.models():
+            known = self.models()
+            raise UsageError(f"no model '{model}' in {self.path}{did_you_mean(model, known)}; it has: {one_of(known)}")
+        if version:
+            if version not in map(str, self.versions(model)):
+                have = ", ".join(map(str, self.versions(model)))
+                raise UsageError(f"{model} has no version '{version}'; it has: {have}")
+            found = self._read(model, int(version))
+        else:
+            found = self.latest(model)
+        if found is None:
+            raise RepositoryError(f"{reference} was not made by `compile build`: it has no readable {MANIFEST_FILE}")
+        return found
 
     def check_publishable(self, model: str) -> None:
         """Refuses to add a version to a model folder that `compile` did not make.

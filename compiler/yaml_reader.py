@@ -149,6 +149,15 @@ def read_yaml(path: Path) -> Node:
         raise SpecError(f"{shown}: not valid YAML: {error}") from None
 
 
+def node_from_plain(value: Any, file: str) -> Node:
+    """Wraps data that was read before (a spec in a manifest); every node stands in line 1."""
+    if isinstance(value, dict):
+        return Node({key: node_from_plain(child, file) for key, child in value.items()}, file, 1)
+    if isinstance(value, list):
+        return Node([node_from_plain(child, file) for child in value], file, 1)
+    return Node(value, file, 1)
+
+
 def _located(node: yaml.Node, loader: yaml.SafeLoader, file: str, seen: list[int]) -> Node:
     line = node.start_mark.line + 1
     seen[0] += 1
