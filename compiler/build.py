@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from compiler.errors import UsageError
 from compiler.pipeline import BuildResult
 from compiler.progress import Stage, silent_stage
 from compiler.repository import Repository
-from compiler.yaml_reader import Node, read_yaml
+from compiler.yaml_reader import Node, node_from_plain, read_yaml
 
 
 @dataclass(frozen=True)
@@ -44,9 +45,14 @@ def expand_paths(paths: Sequence[Path]) -> list[Path]:
     return list(dict.fromkeys(files))
 
 
-def read_jobs(paths: Sequence[Path]) -> list[Job]:
-    """Reads every spec before the first build starts: a mistake in the last must not cost the first's minutes."""
-    jobs = [_job(read_yaml(path), path) for path in expand_paths(paths)]
+def read_jobs(paths: Sequence[Path], overrides: Mapping[str, Any] | None = None) -> list[Job]:
+    """Reads every spec before the first build starts: a mistake in the last must not cost the first's minutes.
+
+    Args:
+        paths: spec files, or folders of them.
+        overrides: keys of a model spec with the values that stand for the file's, from the command line.
+    """
+    jobs = [_job(read_yaml(path), path, overrides or {}) for path in expand_paths(paths)]
     names = [job.name for job in jobs]
     for job in jobs:
         if names.count(job.name) > 1:
@@ -59,7 +65,7 @@ def build_job(job: Job, repository: Repository, *, force: bool = False, stage: S
     return job.build(repository, force, stage)
 
 
-def _job(root: Node, path: Path) -> Job:
+def _job(root: Node, path: Path, overrides: Mapping[str, Any]) -> Job:
     document = root.value if isinstance(root.value, dict) else {}
     source = document["source"].value if "source" in document else None
     if "steps" in document:
@@ -86,11 +92,14 @@ def _job(root: Node, path: Path) -> Job:
         )
     from compiler import pipeline, spec
 
+    if overrides and isinstance(root.value, dict):
+        given = {key: node_from_plain(value, "command line") for key, value in overrides.items()}
+        root = replace(root, value={**root.value, **given})
     model = spec.model_spec_from_node(root, path)
     return Job(
         model.name,
         path,
         0,
-        pipeline.NUM_STAGES,
+        pipeline.num_stages(model),
         lambda repo, force, stage: pipeline.compile_model(model, repo, force=force, stage=stage),
     )

@@ -71,6 +71,11 @@ def _inner(low: int, high: int, part: float) -> int:
     return size + 1 if size % 2 == 0 and size + 1 <= high else size
 
 
+def best_case(spec: ModelSpec) -> Case:
+    """Returns the case at every dim's opt: what timings and costs are given for."""
+    return _case(spec, "opt", {name: dim.opt for name, dim in spec.dims.items()}, padded=False)
+
+
 def make_case(spec: ModelSpec, name: str, sizes: dict[str, int], *, padded: bool) -> Case:
     """Returns a case of the given sizes with random values."""
     return _case(spec, name, sizes, padded=padded)

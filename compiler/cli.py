@@ -89,9 +89,20 @@ def main() -> None:
 @main.command(epilog=EXIT_CODES)
 @click.argument("specs", nargs=-1, required=True, type=click.Path(path_type=Path))
 @_repository_option
+@click.option("--target", help="Instead of the spec's: onnxruntime, openvino, or auto for the fastest of all.")
+@click.option("--precision", help="Instead of the spec's; auto for the fastest that keeps the tolerance.")
+@click.option("--require-fusion", multiple=True, metavar="NAME=COUNT", help="Refuse a graph with fewer fusions.")
 @click.option("--force", is_flag=True, help="Build a new version even where nothing changed.")
 @_common
-def build(specs: tuple[Path, ...], repository: Path, force: bool, as_json: bool) -> None:
+def build(
+    specs: tuple[Path, ...],
+    repository: Path,
+    target: str | None,
+    precision: str | None,
+    require_fusion: tuple[str, ...],
+    force: bool,
+    as_json: bool,
+) -> None:
     """Compile, prove and publish the models of SPECS (files or folders of *.yaml).
 
     Nothing is published unless every check passed, and a spec whose inputs did not
@@ -101,6 +112,8 @@ def build(specs: tuple[Path, ...], repository: Path, force: bool, as_json: bool)
     Examples:
       compile build encoder.yaml
       compile build ensembles/text_embedding -r /srv/triton/model_repository
+      compile build encoder.yaml --target auto --precision auto
+      compile build encoder.yaml --require-fusion attention=6
       compile build encoder.yaml --json | jq .models[0].version
     """
     from compiler.build import build_job, read_jobs
@@ -110,7 +123,8 @@ def build(specs: tuple[Path, ...], repository: Path, force: bool, as_json: bool)
     console = stderr_console()
     store = Repository(repository)
     results: list[dict[str, Any]] = []
-    for job in read_jobs(specs):
+    given = {"target": target, "precision": precision, "require_fusion": _counts(require_fusion)}
+    for job in read_jobs(specs, {key: value for key, value in given.items() if value}):
         try:
             result = build_job(job, store, force=force, stage=terminal_stages(job.name, console, job.num_stages))
         except KeyboardInterrupt:
@@ -126,6 +140,18 @@ def build(specs: tuple[Path, ...], repository: Path, force: bool, as_json: bool)
             click.echo(f"{version}: {done} in {result.seconds:.1f} s ({result.published.folder})")
     if as_json:
         click.echo(json.dumps({"models": results}))
+
+
+def _counts(texts: tuple[str, ...]) -> dict[str, int]:
+    counts = {}
+    for text in texts:
+        name, _, count = text.partition("=")
+        if not name or not count.isdigit():
+            raise click.BadParameter(
+                f"{text!r} is not of the form NAME=COUNT, as in attention=6", param_hint="--require-fusion"
+            )
+        counts[name] = int(count)
+    return counts
 
 
 @main.command(epilog=EXIT_CODES)
@@ -316,6 +342,24 @@ def verify(model: str, repository: Path, as_json: bool) -> None:
         click.echo(f"{shown}: {len(report.failures)} of {len(report.comparisons)} comparisons failed")
     if report.failures:
         sys.exit(1)
+
+
+@main.command(epilog=EXIT_CODES)
+@click.argument("model", metavar="MODEL[:VERSION]")
+@_repository_option
+@_common
+def explain(model: str, repository: Path, as_json: bool) -> None:
+    """Show a model's graph before and after: operators, parameters, operations, bytes, and what each pass did.
+
+    \b
+    Example:
+      compile explain minilm_encoder
+    """
+    from compiler.explain import explanation, explanation_lines
+    from compiler.repository import Repository
+
+    found = explanation(Repository(repository).find(model))
+    click.echo(json.dumps(found) if as_json else "\n".join(explanation_lines(found)))
 
 
 @main.command(epilog=EXIT_CODES)

@@ -6,6 +6,8 @@ import functools
 import hashlib
 import importlib.metadata
 import json
+import os
+import platform
 import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -55,6 +57,18 @@ def inputs_fingerprint(
         "python": ".".join(map(str, sys.version_info[:2])),
         "compiler": compiler_sha256(),
     }
+
+
+def cpu_description() -> str:
+    """Returns the processor's model and the number of cores that this process may use."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        lines = []
+    model = next(
+        (line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine()
+    )
+    return f"{model}, {len(os.sched_getaffinity(0))} cores"
 
 
 def code_fingerprint(relative_paths: Iterable[str], folder: Path) -> dict[str, str]:

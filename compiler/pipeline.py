@@ -1,4 +1,4 @@
-"""compile_model(): reference -> export -> passes -> target -> parity -> config -> publish, one visible list."""
+"""compile_model(): load -> reference -> export -> candidates -> publish, one visible list."""
 
 from __future__ import annotations
 
@@ -12,51 +12,25 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from compiler import __version__
-from compiler.cases import Case, export_sizes, make_case, parity_cases
+from compiler.candidates import Candidate, build_candidate, choices_for, choose, table, time_candidates
+from compiler.cases import best_case, export_sizes, make_case, parity_cases
 from compiler.dtypes import AnyArray
 from compiler.errors import ModelRefused
-from compiler.fingerprint import code_fingerprint, inputs_fingerprint, sha256_json
-from compiler.passes import num_nodes, passes_for
+from compiler.fingerprint import code_fingerprint, cpu_description, inputs_fingerprint, sha256_json
+from compiler.graph_stats import graph_stats
+from compiler.passes import num_nodes
 from compiler.progress import Stage, silent_stage
 from compiler.recorded import record
 from compiler.repository import Published, Repository
 from compiler.source import factory_code, load_module, resolve_file
-from compiler.spec import ModelSpec
-from compiler.targets.onnxruntime import open_session, write_onnx
-from compiler.targets.registry import ArtifactTensor, target_named
+from compiler.spec import AUTO, ModelSpec
+from compiler.targets.registry import TARGET_NAMES, ArtifactTensor, target_named
 from compiler.triton_config import model_config, text_from_config
-from compiler.verify import ParityReport, refuse_failures, verify
 
 if TYPE_CHECKING:
-    import onnx_ir as ir
-
-# The stages that a full build reports; the progress display counts to it.
-NUM_STAGES = 6
+    pass
 
 References = Mapping[str, Mapping[str, AnyArray]]
-
-
-@dataclass(frozen=True)
-class PassReport:
-    """What one pass did to the graph.
-
-    Attributes:
-        dropped: why the pass's result was thrown away, or an empty string.
-    """
-
-    name: str
-    counts: dict[str, int]
-    nodes_before: int
-    nodes_after: int
-    notes: tuple[str, ...]
-    dropped: str
-
-    def line(self) -> str:
-        """Returns one line for a person."""
-        if self.dropped:
-            return f"{self.name}: dropped, {self.dropped}"
-        found = ", ".join(f"{k} {v}" for k, v in self.counts.items() if v) or "nothing to do"
-        return f"{self.name}: {found} ({self.nodes_before} -> {self.nodes_after} nodes)"
 
 
 @dataclass(frozen=True)
@@ -84,6 +58,11 @@ class BuildResult:
         }
 
 
+def num_stages(spec: ModelSpec) -> int:
+    """Returns how many stages a full build reports; the progress display counts to it."""
+    return 6 if AUTO in (spec.target, spec.precision) else 5
+
+
 def compile_model(
     spec: ModelSpec, repository: Repository, *, force: bool = False, stage: Stage = silent_stage
 ) -> BuildResult:
@@ -94,8 +73,10 @@ def compile_model(
     """
     started = time.monotonic()
     repository.check_publishable(spec.name)
-    target = target_named(spec.target)
-    fingerprint = inputs_fingerprint(spec.document, _files(spec), target.packages)
+    choices = choices_for(spec)
+    fingerprint = inputs_fingerprint(spec.document, _files(spec), packages_of(spec))
+    if AUTO in (spec.target, spec.precision):
+        fingerprint["machine"] = cpu_description()  # what is fastest here need not be elsewhere
     if not force and (current := up_to_date(repository, spec.name, fingerprint, spec.path.parent)):
         return BuildResult(current, built=False, seconds=time.monotonic() - started)
 
@@ -124,45 +105,73 @@ def compile_model(
         code = factory_code(spec.source.factory)
         log.note(f"opset {exported.opset}, {num_nodes(exported.model)} nodes")
     with tempfile.TemporaryDirectory(prefix="modelkiln-") as work:
-        with stage("passes") as log:
-            judge = _cheapest(cases)
-            model, reports = run_passes(exported.model, spec, judge, references, Path(work, "pass"))
-            for report in reports:
-                log.note(report.line())
-                for line in report.notes:
-                    log.note(f"  note: {line}")
-        files = Path(work, "version")
-        files.mkdir()
-        with stage("write and prove") as log:
-            facts = target.write(model, files, spec)
-            run = target.open(files, spec.serving.threads)
-            assert run is not None, "every target there is runs on this machine"
-            parity = verify(run, cases, references, spec.tolerance, on_case=log.step)
-            refuse_failures(parity, target.limits)
-            log.note(f"{len(cases)} cases: max abs {parity.max_abs:.2e}, worst cosine {parity.worst_cosine:.7f}")
+        candidates = []
+        with stage("optimise, write and prove") as log:
+            for number, choice in enumerate(choices):
+                folder = Path(work, str(number), "version")
+                candidates.append(
+                    build_candidate(exported.model, spec, choice, cases, references, folder, on_case=log.step)
+                )
+                for line in _candidate_lines(candidates[-1], len(choices) > 1):
+                    log.note(line)
+        if len(choices) > 1:
+            with stage("compare the candidates") as log:
+                candidates = time_candidates(candidates, spec, best_case(spec))
+                chosen = choose(candidates)
+                for line in table(candidates, chosen):
+                    log.note(line)
+        chosen = choose(candidates)
+        assert chosen.parity is not None
         with stage("publish") as log:
-            inputs, outputs = target.interface(files)
+            target = target_named(chosen.choice.target)
+            inputs, outputs = target.interface(chosen.folder)
             check_artifact(spec, inputs, outputs)
-            recorded = record(cases, references, files)
+            recorded = record(cases, references, chosen.folder)
             config_text = text_from_config(model_config(spec, target, inputs, outputs))
             manifest = {
                 **manifest_head(spec.document, fingerprint, code, spec.path),
-                "target": target.name,
+                "target": chosen.choice.target,
                 "backend": target.backend,
-                "precision": spec.precision,
-                "artifact": facts,
+                "precision": chosen.choice.precision,
+                "artifact": chosen.facts,
                 "exporter": exported.exporter,
                 "opset": exported.opset,
                 "parameters": parameters,
                 "inputs": [_tensor_json(t) for t in inputs],
                 "outputs": [_tensor_json(t) for t in outputs],
-                "passes": [_pass_json(r) for r in reports],
-                "parity": parity.to_json(),
+                "graph": {
+                    "sizes": {name: dim.opt for name, dim in spec.dims.items()},
+                    "exported": graph_stats(exported.model, best_case(spec)).to_json(),
+                    "shipped": chosen.stats.to_json() if chosen.stats else None,
+                },
+                "passes": [report.to_json() for report in chosen.passes],
+                "parity": chosen.parity.to_json(),
                 "references": recorded,
+                "candidates": [candidate.to_json() for candidate in candidates],
             }
-            published = repository.publish(spec.name, config_text, files, manifest)
+            published = repository.publish(spec.name, config_text, chosen.folder, manifest)
             log.note(str(published.folder))
     return BuildResult(published, built=True, seconds=time.monotonic() - started)
+
+
+def packages_of(spec: ModelSpec) -> list[str]:
+    """Returns the distributions whose version changes what is built."""
+    names = TARGET_NAMES if spec.target == AUTO else (spec.target,)
+    return sorted({package for name in names for package in target_named(name).packages})
+
+
+def _candidate_lines(candidate: Candidate, named: bool) -> list[str]:
+    """Returns what a person is told of one candidate while others are still being built."""
+    lines = [str(candidate.choice)] if named else []
+    for report in candidate.passes:
+        lines += [report.line(), *(f"  note: {note}" for note in report.notes)]
+    if candidate.parity is not None:
+        cases = len({c.case for c in candidate.parity.comparisons})
+        figures = f"max abs {candidate.parity.max_abs:.2e}, worst cosine {candidate.parity.worst_cosine:.7f}"
+        lines.append(f"{cases} cases: {figures}")
+    if candidate.refused and named:
+        lines.append(f"refused: {candidate.refused.splitlines()[0]}")
+    return lines
 
 
 def up_to_date(repository: Repository, name: str, fingerprint: dict[str, Any], folder: Path) -> Published | None:
@@ -200,34 +209,6 @@ def manifest_head(
     }
 
 
-def run_passes(
-    model: ir.Model, spec: ModelSpec, judge: Case, references: References, work: Path
-) -> tuple[ir.Model, list[PassReport]]:
-    """Runs the target's passes; each one's result is run and compared, and dropped where it is not equal."""
-    reports = []
-    for step in passes_for(spec.target):
-        before = num_nodes(model)
-        result = step.run(model.clone())
-        dropped = ""
-        if result.modified and step.verify:
-            dropped = _fault(result.model, spec, judge, references, work)
-        reports.append(PassReport(step.name, result.counts, before, num_nodes(result.model), result.notes, dropped))
-        if not dropped:
-            model = result.model
-    return model, reports
-
-
-def _fault(model: ir.Model, spec: ModelSpec, judge: Case, references: References, work: Path) -> str:
-    """Runs a rewritten graph on one case; returns what is wrong with it, or an empty string."""
-    work.mkdir(exist_ok=True)
-    try:
-        write_onnx(model, work)
-        report: ParityReport = verify(open_session(work, spec.serving.threads), [judge], references, spec.tolerance)
-    except ModelRefused as error:
-        return error.message
-    return "; ".join(f"output '{c.output}': {c.problem}" for c in report.failures)
-
-
 def check_artifact(spec: ModelSpec, inputs: Sequence[ArtifactTensor], outputs: Sequence[ArtifactTensor]) -> None:
     """Compares the shipped file's dtypes with those of the spec.
 
@@ -257,22 +238,5 @@ def _files(spec: ModelSpec) -> dict[str, Path]:
     return files
 
 
-def _cheapest(cases: Sequence[Case]) -> Case:
-    """Returns the case to judge each pass by: small, but with padding where there is any, and no 1-sized dims."""
-    fit = [c for c in cases if c.name.startswith(("odd_padded", "odd", "inner_padded", "inner"))] or list(cases)
-    return min(fit, key=lambda c: ("padded" not in c.name, sum(a.size for a in c.inputs.values())))
-
-
 def _tensor_json(tensor: ArtifactTensor) -> dict[str, Any]:
     return {"name": tensor.name, "onnx_type": tensor.onnx_type, "shape": list(tensor.shape)}
-
-
-def _pass_json(report: PassReport) -> dict[str, Any]:
-    return {
-        "name": report.name,
-        "counts": report.counts,
-        "nodes_before": report.nodes_before,
-        "nodes_after": report.nodes_after,
-        "notes": list(report.notes),
-        "dropped": report.dropped,
-    }

@@ -6,8 +6,9 @@ derive from them. No torch here: a build that has nothing to do must not import 
 
 from __future__ import annotations
 
+import math
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from compiler.tensors import (
 )
 from compiler.yaml_reader import Node, read_yaml
 
+AUTO = "auto"
 PRECISIONS = ("fp32",)
 # 20 is the newest opset whose attention masks run on ONNX Runtime's CPU kernels; see docs/design.md.
 DEFAULT_OPSET = 20
@@ -48,11 +50,28 @@ class Source:
 
 @dataclass(frozen=True)
 class Tolerance:
-    """An output passes where |got - want| <= atol + rtol * |want| everywhere, and each row's cosine holds."""
+    """An output passes where |got - want| <= atol + rtol * |want| everywhere, and each row's cosine holds.
 
-    atol: float
+    Attributes:
+        atol: None where elements are not judged one by one, as in low precisions.
+    """
+
+    atol: float | None
     rtol: float
     cosine: float
+
+
+# fp32: reordered sums of a few thousand terms stay below 1e-5 of the output's scale. Lower precisions are
+# judged by direction: an error of 1e-2 is honest at a scale of 15, and wrong at a scale of 0.1.
+DEFAULT_TOLERANCES = {
+    "fp32": Tolerance(atol=1e-5, rtol=1e-4, cosine=0.99999),
+    "fp16": Tolerance(atol=None, rtol=0.0, cosine=0.9999),
+    "bf16": Tolerance(atol=None, rtol=0.0, cosine=0.999),
+    "int8": Tolerance(atol=None, rtol=0.0, cosine=0.99),
+    "int8_dynamic": Tolerance(atol=None, rtol=0.0, cosine=0.99),
+}
+# Where the tool chooses the precision, nobody has agreed to lose more than this.
+AUTO_COSINE = 0.999
 
 
 @dataclass(frozen=True)
@@ -83,8 +102,9 @@ class ModelSpec:
     target: str
     precision: str
     opset: int
-    tolerance: Tolerance
+    tolerance: dict[str, float]
     serving: Serving
+    require_fusion: dict[str, int]
     root: Node = field(compare=False, repr=False)
 
     @property
@@ -103,6 +123,13 @@ class ModelSpec:
         """Triton's max_batch_size: the batch dim's max, or 0 where there is no such dim."""
         batch = self.dims.get(BATCH_DIM)
         return batch.max if batch else 0
+
+    def tolerance_for(self, precision: str) -> Tolerance:
+        """Returns the limits for a precision: its defaults, and what the spec says instead."""
+        default = DEFAULT_TOLERANCES[precision]
+        if self.precision == AUTO:
+            default = replace(default, cosine=max(default.cosine, AUTO_COSINE))
+        return replace(default, **self.tolerance)
 
     def at(self, *keys: str) -> Node:
         """Returns the node under the keys, to name its line in an error found later."""
@@ -126,7 +153,7 @@ def model_spec_from_node(root: Node, path: Path) -> ModelSpec:
     table = root.table(
         "the spec",
         required=("name", "source", "inputs", "outputs"),
-        optional=("dims", "target", "precision", "opset", "tolerance", "serving"),
+        optional=("dims", "target", "precision", "opset", "tolerance", "serving", "require_fusion"),
     )
     dims = read_dims(table)
     inputs = tuple(read_input(node, dims) for node in table["inputs"].items("inputs"))
@@ -141,6 +168,7 @@ def model_spec_from_node(root: Node, path: Path) -> ModelSpec:
             table["dims"].value[name].fail(f"no input has the dim '{name}'; dims of the inputs: {one_of(used)}")
     check_batch_axis(table, dims, (*inputs, *outputs))
     precision_node, target_node, opset_node = table.get("precision"), table.get("target"), table.get("opset")
+    required = table.get("require_fusion")
     opset = opset_node.integer("opset", 1, 99) if opset_node else DEFAULT_OPSET
     if opset_node and opset not in SUPPORTED_OPSETS:
         opset_node.fail(f"opset is {opset}; allowed: {', '.join(map(str, SUPPORTED_OPSETS))}")
@@ -151,11 +179,15 @@ def model_spec_from_node(root: Node, path: Path) -> ModelSpec:
         dims=dims,
         inputs=inputs,
         outputs=outputs,
-        target=target_node.choice("target", TARGET_NAMES) if target_node else TARGET_NAMES[0],
-        precision=precision_node.choice("precision", PRECISIONS) if precision_node else PRECISIONS[0],
+        target=target_node.choice("target", (*TARGET_NAMES, AUTO)) if target_node else TARGET_NAMES[0],
+        precision=precision_node.choice("precision", (*PRECISIONS, AUTO)) if precision_node else PRECISIONS[0],
         opset=opset,
         tolerance=_tolerance(table.get("tolerance")),
         serving=read_serving(table.get("serving")),
+        require_fusion={
+            name: child.integer(f"require_fusion.{name}", 1)
+            for name, child in (required.mapping("require_fusion").items() if required else ())
+        },
         root=root,
     )
 
@@ -212,15 +244,13 @@ def _strings(node: Node | None, what: str) -> tuple[str, ...]:
     return tuple(item.string(f"an entry of {what}") for item in node.items(what)) if node else ()
 
 
-def _tolerance(node: Node | None) -> Tolerance:
-    # fp32 defaults: reordered sums of a few thousand terms stay below 1e-5 of the output's scale.
-    default = Tolerance(atol=1e-5, rtol=1e-4, cosine=0.99999)
+def _tolerance(node: Node | None) -> dict[str, float]:
     if node is None:
-        return default
+        return {}
     table = node.table("tolerance", optional=("atol", "rtol", "cosine"))
-    atol, rtol, cosine = table.get("atol"), table.get("rtol"), table.get("cosine")
-    return Tolerance(
-        atol=atol.number("tolerance.atol", 0) if atol else default.atol,
-        rtol=rtol.number("tolerance.rtol", 0) if rtol else default.rtol,
-        cosine=cosine.number("tolerance.cosine", -1, 1) if cosine else default.cosine,
-    )
+    given = {key: child for key in ("atol", "rtol", "cosine") if (child := table.get(key))}
+    low, high = {"cosine": -1.0}, {"cosine": 1.0}
+    return {
+        key: child.number(f"tolerance.{key}", low.get(key, 0.0), high.get(key, math.inf))
+        for key, child in given.items()
+    }

@@ -80,7 +80,7 @@ class Node:
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
             self.fail(f"{what} must be a finite number, not {_show(self.value)}")
         if not minimum <= value <= maximum:
-            self.fail(f"{what} is {value}; allowed: {minimum} to {maximum}")
+            self.fail(f"{what} is {value}; allowed: {minimum:g} to {maximum:g}")
         return float(value)
 
     def choice(self, what: str, allowed: Collection[str]) -> str:

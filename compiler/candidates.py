@@ -1,0 +1,279 @@
+"""The forms that one exported graph can be shipped in: each is built, proved and timed, and the fastest one wins."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from compiler.cases import Case, best_case
+from compiler.dtypes import AnyArray
+from compiler.errors import EnvironmentLacks, ModelRefused, did_you_mean, one_of
+from compiler.graph_stats import GraphStats, graph_stats
+from compiler.passes import num_nodes, passes_for
+from compiler.spec import AUTO, ModelSpec
+from compiler.targets.onnxruntime import open_session, write_onnx
+from compiler.targets.registry import TARGET_NAMES, Runner, Target, target_named
+from compiler.verify import ParityReport, failure_text, verify
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
+
+References = Mapping[str, Mapping[str, AnyArray]]
+
+ROUNDS, CALLS, WARMUP = 7, 3, 2
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A target and a precision."""
+
+    target: str
+    precision: str
+
+    def __str__(self) -> str:
+        return f"{self.target} {self.precision}"
+
+
+@dataclass(frozen=True)
+class PassReport:
+    """What one pass did to the graph.
+
+    Attributes:
+        dropped: why the pass's result was thrown away, or an empty string.
+    """
+
+    name: str
+    counts: dict[str, int]
+    nodes_before: int
+    nodes_after: int
+    notes: tuple[str, ...]
+    dropped: str
+
+    def line(self) -> str:
+        """Returns one line for a person."""
+        if self.dropped:
+            return f"{self.name}: dropped, {self.dropped}"
+        found = ", ".join(f"{k} {v}" for k, v in self.counts.items() if v) or "nothing to do"
+        return f"{self.name}: {found} ({self.nodes_before} -> {self.nodes_after} nodes)"
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "name": self.name,
+            "counts": self.counts,
+            "nodes_before": self.nodes_before,
+            "nodes_after": self.nodes_after,
+            "notes": list(self.notes),
+            "dropped": self.dropped,
+        }
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One choice, built.
+
+    Attributes:
+        folder: its files.
+        facts: what the target says of them.
+        stats: the cost of the graph that the target was given, at the spec's opt sizes.
+        latency_ms: median time of one call at the spec's opt sizes; None where it was not timed.
+        refused: why it cannot be shipped, or an empty string.
+    """
+
+    choice: Choice
+    folder: Path
+    passes: tuple[PassReport, ...]
+    facts: dict[str, Any]
+    parity: ParityReport | None
+    refused: str
+    stats: GraphStats | None = None
+    latency_ms: float | None = None
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(p.stat().st_size for p in self.folder.iterdir())
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "target": self.choice.target,
+            "precision": self.choice.precision,
+            "latency_ms": self.latency_ms,
+            "worst_cosine": self.parity.worst_cosine if self.parity else None,
+            "max_abs": self.parity.max_abs if self.parity else None,
+            "bytes": self.num_bytes,
+            "refused": self.refused,
+        }
+
+
+def choices_for(spec: ModelSpec) -> list[Choice]:
+    """Returns what the spec asks for; `auto` stands for all that there is."""
+    targets = TARGET_NAMES if spec.target == AUTO else (spec.target,)
+    found = []
+    for name in targets:
+        precisions = target_named(name).precisions
+        if spec.precision != AUTO and spec.precision not in precisions:
+            if spec.target == AUTO:
+                continue
+            raise ModelRefused(
+                f"precision {spec.precision} is not one that the target '{name}' can be built in here",
+                hint=f"allowed: {', '.join(precisions)}, auto",
+            )
+        found += [Choice(name, p) for p in (precisions if spec.precision == AUTO else (spec.precision,))]
+    if not found:
+        raise ModelRefused(f"no target can be built in precision {spec.precision}")
+    return found
+
+
+def build_candidate(
+    exported: ir.Model,
+    spec: ModelSpec,
+    choice: Choice,
+    cases: Sequence[Case],
+    references: References,
+    folder: Path,
+    on_case: Callable[[int, int], None] = lambda done, total: None,
+) -> Candidate:
+    """Rewrites, writes and proves one choice; what goes wrong with it is told in `refused`, not raised.
+
+    Raises:
+        EnvironmentLacks: the spec names one target, and a package of it is not installed.
+    """
+    target = target_named(choice.target)
+    folder.mkdir(parents=True)
+    parity: ParityReport | None = None
+    reports: list[PassReport] = []
+    facts: dict[str, Any] = {}
+    stats: GraphStats | None = None
+    refused = ""
+    try:
+        model, reports = run_passes(exported, spec, choice, _cheapest(cases), references, folder.parent / "judged")
+        refuse_missing_fusions(reports, spec.require_fusion)
+        stats = graph_stats(model, best_case(spec))
+        facts = target.write(model, folder, spec)
+        parity = verify(_open(target, folder, spec), cases, references, spec.tolerance_for(choice.precision), on_case)
+        refused = failure_text(parity, target.limits)
+    except ModelRefused as error:
+        refused = str(error)
+    except EnvironmentLacks as error:
+        if spec.target != AUTO:
+            raise
+        refused = error.message  # a target whose package is not here is no candidate
+    return Candidate(choice, folder, tuple(reports), facts, parity, refused, stats)
+
+
+def time_candidates(candidates: Sequence[Candidate], spec: ModelSpec, case: Case) -> list[Candidate]:
+    """Times the proved candidates on one case, block by block in turn; the others come back as they are.
+
+    In blocks, and with uncounted calls first: a runtime's threads spin on for a while after a call.
+    """
+    runs = {c.choice: _open(target_named(c.choice.target), c.folder, spec) for c in candidates if not c.refused}
+    times: dict[Choice, list[float]] = {choice: [] for choice in runs}
+    for _ in range(ROUNDS if len(runs) > 1 else 0):
+        for choice, run in runs.items():
+            times[choice].append(_block_ms(run, case))
+    return [
+        replace(c, latency_ms=round(statistics.median(times[c.choice]), 3)) if times.get(c.choice) else c
+        for c in candidates
+    ]
+
+
+def choose(candidates: Sequence[Candidate]) -> Candidate:
+    """Returns the fastest candidate that was proved.
+
+    Raises:
+        ModelRefused: none was; the message says why for each.
+    """
+    proved = [c for c in candidates if not c.refused]
+    if not proved:
+        if len(candidates) == 1:
+            message, _, hint = candidates[0].refused.partition("\n  hint: ")
+            raise ModelRefused(message, hint=hint)
+        reasons = "\n".join(f"  {c.choice}: {c.refused}" for c in candidates)
+        raise ModelRefused(f"none of {len(candidates)} candidates can be shipped:\n{reasons}")
+    return min(proved, key=lambda c: c.latency_ms if c.latency_ms is not None else 0.0)
+
+
+def table(candidates: Sequence[Candidate], chosen: Candidate) -> list[str]:
+    """Returns the comparison of all candidates as lines of text."""
+    lines = [f"{'candidate':<22} {'ms':>8} {'cosine':>10} {'MB':>7}"]
+    for c in sorted(candidates, key=lambda c: (bool(c.refused), c.latency_ms or 0.0)):
+        latency = f"{c.latency_ms:.2f}" if c.latency_ms is not None else "-"
+        cosine = f"{c.parity.worst_cosine:.6f}" if c.parity else "-"
+        mark = "shipped" if c is chosen else c.refused.split("\n")[0][:90]
+        lines.append(f"{c.choice!s:<22} {latency:>8} {cosine:>10} {c.num_bytes / 1e6:>7.1f}  {mark}".rstrip())
+    return lines
+
+
+def run_passes(
+    model: ir.Model, spec: ModelSpec, choice: Choice, judge: Case, references: References, work: Path
+) -> tuple[ir.Model, list[PassReport]]:
+    """Runs the target's passes; each one's result is run and compared, and dropped where it is not equal."""
+    reports = []
+    for step in passes_for(choice.target):
+        before = num_nodes(model)
+        result = step.run(model.clone())
+        dropped = ""
+        if result.modified and step.verify:
+            dropped = _fault(result.model, spec, judge, references, work)
+        reports.append(PassReport(step.name, result.counts, before, num_nodes(result.model), result.notes, dropped))
+        if not dropped:
+            model = result.model
+    return model, reports
+
+
+def refuse_missing_fusions(reports: Sequence[PassReport], required: Mapping[str, int]) -> None:
+    """Raises ModelRefused where fewer fusions were found than the spec requires.
+
+    An exporter that changes its graphs makes a pattern find nothing; the model would be right, and slow.
+    """
+    found = {name: count for report in reports if not report.dropped for name, count in report.counts.items()}
+    for name, count in required.items():
+        if name not in found:
+            raise ModelRefused(
+                f"fusion '{name}' is required, and this target has none of that name{did_you_mean(name, found)}",
+                hint=f"its passes count: {one_of(found)}",
+            )
+        if found[name] < count:
+            notes = "; ".join(note for report in reports for note in report.notes)
+            raise ModelRefused(
+                f"fusion '{name}' was found {found[name]} times, {count} are required"
+                + (f" ({notes})" if notes else ""),
+                hint="`compile explain` shows the graph; the exporter may have changed its form",
+            )
+
+
+def _fault(model: ir.Model, spec: ModelSpec, judge: Case, references: References, work: Path) -> str:
+    """Runs a rewritten graph on one case; returns what is wrong with it, or an empty string."""
+    work.mkdir(exist_ok=True)
+    try:
+        write_onnx(model, work)
+        run = open_session(work, spec.serving.threads)
+        report = verify(run, [judge], references, spec.tolerance_for("fp32"))
+    except ModelRefused as error:
+        return error.message
+    return "; ".join(f"output '{c.output}': {c.problem}" for c in report.failures)
+
+
+def _open(target: Target, folder: Path, spec: ModelSpec) -> Runner:
+    run = target.open(folder, spec.serving.threads)
+    if run is None:
+        raise ModelRefused(f"the target '{target.name}' cannot run on this machine")
+    return run
+
+
+def _block_ms(run: Runner, case: Case) -> float:
+    times = []
+    for _ in range(WARMUP + CALLS):
+        started = time.perf_counter_ns()
+        run(case.inputs)
+        times.append((time.perf_counter_ns() - started) / 1e6)
+    return statistics.median(times[WARMUP:])
+
+
+def _cheapest(cases: Sequence[Case]) -> Case:
+    """Returns the case to judge passes by: small, with padding where there is any, no dim of size 1."""
+    fit = [c for c in cases if c.name.startswith(("odd", "inner"))] or list(cases)
+    return min(fit, key=lambda c: ("padded" not in c.name, sum(a.size for a in c.inputs.values())))

@@ -1,0 +1,98 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from compiler.candidates import Candidate, Choice, PassReport, choose, refuse_missing_fusions, table
+from compiler.errors import ModelRefused
+from compiler.spec import Tolerance
+from compiler.verify import ParityReport
+from tests.compiler.conftest import SPEC
+from tests.compiler.test_cli import MODEL
+from tests.serving import run_compile
+
+PARITY = ParityReport((), Tolerance(None, 0, 0))
+
+
+@pytest.fixture
+def candidate(tmp_path):
+    def make(target: str, latency_ms: float | None, refused: str = "") -> Candidate:
+        (tmp_path / target).mkdir()
+        (tmp_path / target / "model").write_bytes(b"x" * 2_500_000)
+        return Candidate(Choice(target, "fp32"), tmp_path / target, (), {}, PARITY, refused, latency_ms=latency_ms)
+
+    return make
+
+
+def test_the_fastest_proved_candidate_is_chosen(candidate):
+    slow, fast, wrong = candidate("a", 9.0), candidate("b", 5.0), candidate("c", None, "off by 0.3")
+    assert choose([slow, fast, wrong]) is fast
+    assert table([slow, fast, wrong], fast) == [
+        "candidate                    ms     cosine      MB",
+        "b fp32                     5.00   1.000000     2.5  shipped",
+        "a fp32                     9.00   1.000000     2.5",
+        "c fp32                        -   1.000000     2.5  off by 0.3",
+    ]
+
+
+def test_where_none_is_proved_each_reason_is_told(candidate):
+    with pytest.raises(ModelRefused) as error:
+        choose([candidate("a", None, "NaN\n  hint: x"), candidate("b", None, "off")])
+    assert str(error.value) == "none of 2 candidates can be shipped:\n  a fp32: NaN\n  hint: x\n  b fp32: off"
+
+
+def test_one_candidate_is_refused_with_its_own_hint(candidate):
+    with pytest.raises(ModelRefused) as error:
+        choose([candidate("a", None, "NaN\n  hint: narrow it")])
+    assert (error.value.message, error.value.hint) == ("NaN", "narrow it")
+
+
+REPORT = PassReport("fuse", {"attention": 5, "gelu": 0}, 9, 4, ("a Softmax was found",), "")
+
+
+def test_a17_a_fusion_that_finds_less_than_required_is_refused():
+    refuse_missing_fusions([REPORT], {"attention": 5})
+    with pytest.raises(ModelRefused, match=r"fusion 'attention' was found 5 times, 6 are required \(a Softmax was"):
+        refuse_missing_fusions([REPORT], {"attention": 6})
+    with pytest.raises(ModelRefused, match=r"'atention' is required.*\(did you mean 'attention'\?\)"):
+        refuse_missing_fusions([REPORT], {"atention": 1})
+
+
+def test_a_dropped_pass_does_not_count_as_a_fusion():
+    from dataclasses import replace
+
+    with pytest.raises(ModelRefused):
+        refuse_missing_fusions([replace(REPORT, dropped="off by 1")], {"attention": 1})
+
+
+def _auto(tmp_path: Path, *flags: str):
+    (tmp_path / "auto_model.py").write_text("import torch\nfrom torch import nn\n" + MODEL)
+    (tmp_path / "spec.yaml").write_text(SPEC.replace("FACTORY", "auto_model:build").lstrip())
+    return run_compile("build", tmp_path / "spec.yaml", "-r", tmp_path / "repo", "--json", *flags)
+
+
+def test_auto_builds_all_targets_ships_the_fastest_and_tells_all(tmp_path):
+    done = _auto(tmp_path, "--target", "auto")
+    assert done.returncode == 0, done.stderr
+    manifest = json.loads(done.stdout)["models"][0]["manifest"]
+    timed = {c["target"]: c["latency_ms"] for c in manifest["candidates"]}
+    assert set(timed) == {"onnxruntime", "openvino"} and all(timed.values())
+    assert manifest["target"] == min(timed, key=lambda name: timed[name])
+    assert manifest["spec"]["target"] == "auto" and "cores" in manifest["made_from"]["machine"]
+    assert "compare the candidates" in done.stderr and "shipped" in done.stderr
+    assert json.loads(_auto(tmp_path, "--target", "auto").stdout)["models"][0]["built"] is False
+    assert json.loads(_auto(tmp_path).stdout)["models"][0]["version"] == 2  # the spec's own target is another build
+
+
+def test_a_wrong_target_on_the_command_line(tmp_path):
+    done = _auto(tmp_path, "--target", "onnx")
+    assert done.returncode == 2 and "command line:1: target is 'onnx'" in done.stderr
+
+
+def test_a17_require_fusion_on_the_command_line(tmp_path):
+    done = _auto(tmp_path, "--require-fusion", "attention=1")
+    assert done.returncode == 1 and "fusion 'attention' was found 0 times, 1 are required" in done.stderr
+    assert not (tmp_path / "repo").exists()
+    assert _auto(tmp_path, "--require-fusion", "attention").returncode == 2
