@@ -46,6 +46,7 @@ def export_onnx(module: torch.nn.Module, spec: ModelSpec, case: Case) -> Exporte
             ONNX form, or the opset could not be kept. The message names the line of the model.
     """
     import torch
+    from onnx_ir.passes.common import NameFixPass
 
     wrapper = _by_name(module, spec)
     args = tuple(torch.from_numpy(case.inputs[t.name].copy()) for t in spec.inputs)
@@ -73,6 +74,8 @@ def export_onnx(module: torch.nn.Module, spec: ModelSpec, case: Case) -> Exporte
             raise ModelRefused(f"the ONNX exporter failed: {_conversion_cause(error)}") from error
     assert onnx_program is not None
     model = onnx_program.model
+    # The exporter names inner values after operators ("embedding", "linear"); an output may be called the same.
+    NameFixPass()(model)
     opset = model.opset_imports.get("", 0)
     if opset != spec.opset:
         raise ModelRefused(

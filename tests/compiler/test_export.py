@@ -371,6 +371,25 @@ def test_c20_a_dtype_that_the_file_does_not_have_is_refused(project):
     assert "'y' is int64 in the compiled file, the spec says int32" in _refused(path)
 
 
+def test_an_output_may_be_called_as_an_operator(project):
+    """The exporter calls inner values after operators; two values of one name make a file that does not load."""
+    path = project(
+        """
+        class Model(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.first, self.second = nn.Linear(16, 4), nn.Linear(4, 4)
+            def forward(self, x):
+                return self.second(self.first(x))
+        build = Model
+        """,
+        SPEC.replace("name: y", "name: linear"),
+    )
+    result = _build(path)
+    assert list(_run(result, x=np.ones((2, 16), dtype=np.float32))) == ["linear"]
+    assert result.published.manifest["graph"]["exported"]["ops"] == {"Gemm": 2}
+
+
 def test_training_mode_is_left_before_anything_runs(project):
     path = project(
         """
