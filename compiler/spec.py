@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from compiler.engine_options import EngineOptions, read_engine
 from compiler.errors import one_of
 from compiler.targets.registry import TARGET_NAMES
 from compiler.tensors import (
@@ -85,6 +86,7 @@ class ModelSpec:
     opset: int
     tolerance: Tolerance
     serving: Serving
+    engine: EngineOptions
     root: Node = field(compare=False, repr=False)
 
     @property
@@ -126,7 +128,7 @@ def model_spec_from_node(root: Node, path: Path) -> ModelSpec:
     table = root.table(
         "the spec",
         required=("name", "source", "inputs", "outputs"),
-        optional=("dims", "target", "precision", "opset", "tolerance", "serving"),
+        optional=("dims", "target", "precision", "opset", "tolerance", "serving", "engine"),
     )
     dims = read_dims(table)
     inputs = tuple(read_input(node, dims) for node in table["inputs"].items("inputs"))
@@ -141,6 +143,7 @@ def model_spec_from_node(root: Node, path: Path) -> ModelSpec:
             table["dims"].value[name].fail(f"no input has the dim '{name}'; dims of the inputs: {one_of(used)}")
     check_batch_axis(table, dims, (*inputs, *outputs))
     precision_node, target_node, opset_node = table.get("precision"), table.get("target"), table.get("opset")
+    target = target_node.choice("target", TARGET_NAMES) if target_node else TARGET_NAMES[0]
     opset = opset_node.integer("opset", 1, 99) if opset_node else DEFAULT_OPSET
     if opset_node and opset not in SUPPORTED_OPSETS:
         opset_node.fail(f"opset is {opset}; allowed: {', '.join(map(str, SUPPORTED_OPSETS))}")
@@ -151,11 +154,12 @@ def model_spec_from_node(root: Node, path: Path) -> ModelSpec:
         dims=dims,
         inputs=inputs,
         outputs=outputs,
-        target=target_node.choice("target", TARGET_NAMES) if target_node else TARGET_NAMES[0],
+        target=target,
         precision=precision_node.choice("precision", PRECISIONS) if precision_node else PRECISIONS[0],
         opset=opset,
         tolerance=_tolerance(table.get("tolerance")),
         serving=read_serving(table.get("serving")),
+        engine=read_engine(table.get("engine"), target),
         root=root,
     )
 

@@ -65,7 +65,8 @@ def model_config(
 ) -> Any:
     """Returns the ModelConfig message of a compiled model."""
     batched = spec.max_batch_size > 0
-    parameters = {"intra_op_thread_count": str(spec.serving.threads)} if spec.serving.threads else {}
+    on_cpu = target.instance_kind == "KIND_CPU"
+    parameters = {"intra_op_thread_count": str(spec.serving.threads)} if spec.serving.threads and on_cpu else {}
     config = base_config(
         spec.name,
         target.backend,
@@ -73,7 +74,7 @@ def model_config(
         [tensor_config(t, batched) for t in inputs],
         [tensor_config(t, batched) for t in outputs],
     )
-    add_serving(config, spec.serving, parameters)
+    add_serving(config, spec.serving, parameters, target.instance_kind)
     return config
 
 
@@ -96,12 +97,12 @@ def base_config(
     return config
 
 
-def add_serving(config: Any, serving: Serving, parameters: Mapping[str, str]) -> None:
+def add_serving(config: Any, serving: Serving, parameters: Mapping[str, str], kind: str = "KIND_CPU") -> None:
     """Adds instances, dynamic batching and parameters.
 
     Preferred batch sizes are never written: Triton would wait for exactly those.
     """
-    config.instance_group.add(kind=_pb2().ModelInstanceGroup.KIND_CPU, count=serving.instances)
+    config.instance_group.add(kind=_pb2().ModelInstanceGroup.Kind.Value(kind), count=serving.instances)
     if config.max_batch_size > 1:
         config.dynamic_batching.max_queue_delay_microseconds = serving.max_queue_delay_us
         config.dynamic_batching.SetInParent()

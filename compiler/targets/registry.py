@@ -15,6 +15,9 @@ if TYPE_CHECKING:
 
     from compiler.spec import ModelSpec
 
+# The graph that an engine was built from, kept beside it: parity is judged on it where the engine cannot run.
+SOURCE_FILE = "source.onnx"
+
 # Runs the file that ships: arrays by input name in, arrays by output name out.
 Runner = Callable[[Mapping[str, AnyArray]], dict[str, AnyArray]]
 
@@ -42,6 +45,9 @@ class Target:
         open: opens the written file as it will be served: (folder, threads) -> runner, or None where this
             machine cannot run it (an engine for a GPU that is not here).
         interface: reads inputs and outputs back from the written file.
+        instance_kind: where Triton runs it, `KIND_CPU` or `KIND_GPU`.
+        require: raises EnvironmentLacks where this machine cannot build it; called before anything slow.
+        machine: what of this machine changes the file, for the build's key.
     """
 
     name: str
@@ -52,10 +58,17 @@ class Target:
     write: Callable[[ir.Model, Path, ModelSpec], dict[str, Any]]
     open: Callable[[Path, int], Runner | None]
     interface: Callable[[Path], tuple[tuple[ArtifactTensor, ...], tuple[ArtifactTensor, ...]]]
+    instance_kind: str = "KIND_CPU"
+    require: Callable[[], None] = lambda: None
+    machine: Callable[[], dict[str, Any]] = dict
 
 
 # Each module defines TARGET; it is imported only when its target is asked for, since it may need heavy packages.
-_MODULES = {"onnxruntime": "compiler.targets.onnxruntime"}
+_MODULES = {
+    "onnxruntime": "compiler.targets.onnxruntime",
+    "tensorrt": "compiler.targets.tensorrt",
+    "tensorrt-rtx": "compiler.targets.tensorrt_rtx",
+}
 TARGET_NAMES = tuple(_MODULES)
 
 
