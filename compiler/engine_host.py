@@ -92,7 +92,8 @@ def engine_problems(facts: Mapping[str, Any], host: EngineHost) -> list[str]:
         host: the machine that would run it.
     """
     target = str(facts.get("library", "tensorrt"))
-    built_for = [str(c) for c in facts.get("compute_capabilities", ())]
+    listed = facts.get("compute_capabilities")
+    built_for = [str(c) for c in listed] if isinstance(listed, list) else []
     if not host.gpus:
         return [
             f"is a {target} engine for compute capability {', '.join(built_for) or 'unknown'}, and this machine has no "

@@ -65,7 +65,9 @@ def read_engine(node: Node | None, target: str) -> EngineOptions:
     if node is None:
         return EngineOptions(compute_capabilities=_default_capabilities(target))
     if target not in ENGINE_KEYS:
-        node.fail(f"the target '{target}' builds no engine and takes no 'engine'; targets that do: {one_of(ENGINE_KEYS)}")
+        node.fail(
+            f"the target '{target}' builds no engine and takes no 'engine'; targets that do: {one_of(ENGINE_KEYS)}"
+        )
     _refuse_foreign_keys(node, target)
     table = node.table("engine", optional=ENGINE_KEYS[target])
     level, compatibility, cache = (

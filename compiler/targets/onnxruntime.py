@@ -31,7 +31,7 @@ def write(model: ir.Model, folder: Path, spec: ModelSpec) -> dict[str, Any]:
 def write_onnx(
     model: ir.Model, folder: Path, threshold_bytes: int = EXTERNAL_DATA_THRESHOLD_BYTES, name: str = MODEL_FILE
 ) -> None:
-    """Writes `model.onnx`, or another name, with the weights in one file beside it where a protobuf cannot hold them."""
+    """Writes the model, with the weights in one file beside it where a protobuf cannot hold them."""
     import onnx_ir
 
     model.ir_version = IR_VERSION
@@ -67,9 +67,7 @@ def open_session(folder: Path, threads: int, name: str = MODEL_FILE) -> Runner:
     return run
 
 
-def interface(
-    folder: Path, name: str = MODEL_FILE
-) -> tuple[tuple[ArtifactTensor, ...], tuple[ArtifactTensor, ...]]:
+def interface(folder: Path, name: str = MODEL_FILE) -> tuple[tuple[ArtifactTensor, ...], tuple[ArtifactTensor, ...]]:
     """Reads the inputs and outputs of the written file, types included, without its weights."""
     import onnx
 

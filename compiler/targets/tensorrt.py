@@ -124,9 +124,7 @@ def target_of(library: Library, backend: str) -> Target:
     )
 
 
-def _layers_obtained(
-    parsed: Parsed, blob: bytes, network_layers: Mapping[str, int]
-) -> tuple[dict[str, int], int, str]:
+def _layers_obtained(parsed: Parsed, blob: bytes, network_layers: Mapping[str, int]) -> tuple[dict[str, int], int, str]:
     """Returns layers by precision, their number and where that was read: the engine where it loads here."""
     inspected = inspect_engine(parsed, blob) if host_gpus() else None
     if inspected is None:

@@ -9,7 +9,7 @@ import importlib
 from dataclasses import dataclass
 from typing import Any
 
-from compiler.engine_host import host_gpus, installed_version
+from compiler.engine_host import host_gpus
 from compiler.errors import EnvironmentLacks
 
 ENGINE_FILE = "model.plan"
@@ -112,8 +112,7 @@ def errors_of(log: Any) -> str:
 
 
 def machine_facts(library: Library) -> dict[str, Any]:
-    """Returns what of this machine changes an engine, so that another GPU or version builds again."""
-    facts: dict[str, Any] = {"library_version": installed_version(library.target)}
-    if not library.builds_without_gpu:
-        facts["compute_capabilities"] = sorted({gpu.compute_capability for gpu in host_gpus()})
-    return facts
+    """Returns what of this machine changes an engine beside versions, so that another GPU builds again."""
+    if library.builds_without_gpu:
+        return {}
+    return {"compute_capabilities": sorted({gpu.compute_capability for gpu in host_gpus()})}

@@ -1,4 +1,4 @@
-"""Optimization profiles: the sizes that an engine accepts, derived from the spec's dims and checked against Triton's batch.
+"""Optimization profiles: the sizes that an engine accepts, from the spec's dims, checked against Triton's batch.
 
 One profile for each engine, from the smallest to the largest size. Several profiles with holes between them, or with
 a minimum above 1, make a server refuse small batches; Triton sends single requests as they come.
@@ -77,7 +77,11 @@ def batch_problems(profile: Mapping[str, Any], max_batch_size: int) -> list[str]
         return []
     problems = []
     for name, shapes in sorted(profile.items()):
-        smallest, largest = shapes["min"][0], shapes["max"][0]
+        try:
+            smallest, largest = int(shapes["min"][0]), int(shapes["max"][0])
+        except (KeyError, IndexError, TypeError, ValueError):
+            problems.append(f"the engine's profile for '{name}' in the manifest is not one that `compile build` wrote")
+            continue
         if smallest != 1:
             problems.append(f"the engine's profile for '{name}' starts at batch {smallest}; it must start at 1")
         if largest != max_batch_size:
@@ -93,5 +97,5 @@ def refuse_batch_problems(profile: Mapping[str, Any], max_batch_size: int) -> No
     if problems:
         raise ModelRefused(
             "; ".join(problems),
-            hint=f"both derive from dims.{BATCH_DIM} in the spec: something between the spec and the engine changed one",
+            hint=f"both derive from dims.{BATCH_DIM} in the spec; something between it and the engine changed one",
         )
