@@ -53,7 +53,8 @@ class EngineOptions:
     def to_json(self, target: str) -> dict[str, Any]:
         """Returns the options that the target takes, for the manifest."""
         keys = {"workspace_bytes" if key == "workspace" else key for key in ENGINE_KEYS[target]}
-        return {key: value for key, value in asdict(self).items() if key in keys}
+        options = asdict(self) | {"compute_capabilities": list(self.compute_capabilities)}
+        return {key: value for key, value in options.items() if key in keys}
 
 
 def read_engine(node: Node | None, target: str) -> EngineOptions:
@@ -65,9 +66,7 @@ def read_engine(node: Node | None, target: str) -> EngineOptions:
     if node is None:
         return EngineOptions(compute_capabilities=_default_capabilities(target))
     if target not in ENGINE_KEYS:
-        node.fail(
-            f"the target '{target}' builds no engine and takes no 'engine'; targets that do: {one_of(ENGINE_KEYS)}"
-        )
+        node.fail(f"engine has no meaning for the target '{target}'; targets that build one: {one_of(ENGINE_KEYS)}")
     _refuse_foreign_keys(node, target)
     table = node.table("engine", optional=ENGINE_KEYS[target])
     level, compatibility, cache = (

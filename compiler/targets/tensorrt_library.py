@@ -37,7 +37,7 @@ class Library:
 # 10.13 is the first in which a strongly typed network covers all that is used here; 12 is not known.
 TENSORRT = Library("tensorrt", "tensorrt", ((10, 13), (12,)), "pip install 'modelkiln[gpu]'", builds_without_gpu=False)
 TENSORRT_RTX = Library(
-    "tensorrt-rtx", "tensorrt_rtx", ((1, 1), (2,)), "pip install 'modelkiln[rtx]'", builds_without_gpu=True
+    "tensorrt-rtx", "tensorrt_rtx", ((1, 7), (2,)), "pip install 'modelkiln[rtx]'", builds_without_gpu=True
 )
 
 
