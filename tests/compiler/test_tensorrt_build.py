@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -11,10 +12,13 @@ import numpy as np
 import onnxruntime
 import pytest
 
+from compiler.addresses import ServerOptions
 from compiler.check import check_repository
 from compiler.engine_host import EngineHost, Gpu, host_gpus
+from compiler.errors import ModelkilnError
 from compiler.pipeline import compile_model
 from compiler.repository import Repository
+from compiler.server import TritonServer
 from compiler.spec import model_spec_from_file
 from compiler.triton_config import config_from_text
 from tests.compiler.conftest import SPEC
@@ -130,8 +134,6 @@ def test_c14_check_compares_the_manifest_with_the_host(built):
 
 
 def test_c10_check_compares_the_config_with_the_profile(built, tmp_path):
-    import shutil
-
     shutil.copytree(built / "repo", tmp_path / "repo")
     config = tmp_path / "repo" / "small" / "config.pbtxt"
     config.write_text(config.read_text().replace("max_batch_size: 8", "max_batch_size: 64"))
@@ -164,6 +166,17 @@ def test_the_engine_is_judged_where_it_can_run(project, monkeypatch):
     monkeypatch.setattr(target, "TARGET", dataclasses.replace(target.TARGET, open=broken))
     with pytest.raises(ModelRefused, match="does not answer as the model does"):
         compile_model(model_spec_from_file(path), Repository(path.parent / "repo"))
+
+
+@NO_GPU
+def test_the_backend_is_found_and_says_what_it_lacks(built, tmp_path):
+    """On a real tritonserver: our backend is loaded with both its libraries, and fails the load with the reason."""
+    shutil.copytree(built / "repo", tmp_path / "repo")
+    config = tmp_path / "repo" / "small" / "config.pbtxt"
+    config.write_text(config.read_text().replace("KIND_GPU", "KIND_CPU"))
+    options = ServerOptions(tmp_path / "repo", http_port=0, grpc_port=0, metrics_port=0)
+    with pytest.raises(ModelkilnError, match="tensorrt_rtx needs an NVIDIA GPU and a torch with CUDA"):
+        TritonServer(options).__enter__()
 
 
 def test_c14_another_gpu_is_another_build(monkeypatch):

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from compiler.engine_options import EngineOptions
+from compiler.engine_options import ENGINE_KEYS, EngineOptions
 from compiler.errors import SpecError
 from tests.compiler.tensorrt_models import CNN_SPEC, spec_from
+from tests.serving import ROOT
 
 TENSORRT = CNN_SPEC.replace("tensorrt-rtx", "tensorrt")
 
@@ -92,6 +93,15 @@ def test_a_wrong_option_is_refused_by_line(tmp_path, engine, message):
 def test_a_wrong_option_of_tensorrt_is_refused_by_line(tmp_path, engine, message):
     with pytest.raises(SpecError, match=rf"spec.yaml:10: .*{message}"):
         spec_from(tmp_path, TENSORRT + f"engine: {engine}\n")
+
+
+def test_the_readme_names_every_key_and_its_example_is_read(tmp_path):
+    readme = (ROOT / "README.md").read_text()
+    table = readme.split("## All the spec's keys")[1].split("\n## ")[0]
+    assert not [key for keys in ENGINE_KEYS.values() for key in keys if f"`{key}`" not in table]
+    example = readme.split("## TensorRT\n\n```yaml\n")[1].split("```")[0]
+    spec = spec_from(tmp_path, CNN_SPEC.replace("target: tensorrt-rtx\n", "") + example)
+    assert (spec.target, spec.engine.compute_capabilities) == ("tensorrt-rtx", ("8.6", "8.9"))
 
 
 def test_a_target_without_an_engine_takes_no_engine(tmp_path):
