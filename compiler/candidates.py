@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 from compiler.cases import Case, best_case
 from compiler.dtypes import AnyArray
+from compiler.engine_host import host_gpus
 from compiler.errors import EnvironmentLacks, ModelRefused, did_you_mean, one_of
 from compiler.graph_stats import GraphStats, graph_stats
 from compiler.passes import num_nodes, passes_for
 from compiler.spec import AUTO, ModelSpec
 from compiler.targets.onnxruntime import open_session, write_onnx
-from compiler.targets.registry import TARGET_NAMES, Runner, Target, target_named
+from compiler.targets.registry import SOURCE_FILE, TARGET_NAMES, Runner, target_named
 from compiler.verify import ParityReport, failure_text, verify
 
 if TYPE_CHECKING:
@@ -78,6 +79,7 @@ class Candidate:
     Attributes:
         folder: its files.
         facts: what the target says of them.
+        judged_on: the file that parity ran: the shipped one, or source.onnx where this machine cannot run it.
         stats: the cost of the graph that the target was given, at the spec's opt sizes.
         latency_ms: median time of one call at the spec's opt sizes; None where it was not timed.
         refused: why it cannot be shipped, or an empty string.
@@ -89,6 +91,7 @@ class Candidate:
     facts: dict[str, Any]
     parity: ParityReport | None
     refused: str
+    judged_on: str
     stats: GraphStats | None = None
     latency_ms: float | None = None
 
@@ -110,7 +113,7 @@ class Candidate:
 
 def choices_for(spec: ModelSpec) -> list[Choice]:
     """Returns what the spec asks for; `auto` stands for all that there is."""
-    targets = TARGET_NAMES if spec.target == AUTO else (spec.target,)
+    targets = _runnable_targets() if spec.target == AUTO else [spec.target]
     found = []
     for name in targets:
         precisions = target_named(name).precisions
@@ -125,6 +128,12 @@ def choices_for(spec: ModelSpec) -> list[Choice]:
     if not found:
         raise ModelRefused(f"no target can be built in precision {spec.precision}")
     return found
+
+
+def _runnable_targets() -> list[str]:
+    """Returns the targets whose files this machine could run; what cannot be timed is no candidate."""
+    has_gpu = bool(host_gpus())
+    return [name for name in TARGET_NAMES if has_gpu or target_named(name).instance_kind == "KIND_CPU"]
 
 
 def build_candidate(
@@ -147,13 +156,16 @@ def build_candidate(
     reports: list[PassReport] = []
     facts: dict[str, Any] = {}
     stats: GraphStats | None = None
-    refused = ""
+    refused, judged_on = "", target.model_file
     try:
         model, reports = run_passes(exported, spec, choice, _cheapest(cases), references, folder.parent / "judged")
         refuse_missing_fusions(reports, spec.require_fusion)
         stats = graph_stats(model, best_case(spec))
         facts = target.write(model, folder, spec)
-        parity = verify(_open(target, folder, spec), cases, references, spec.tolerance_for(choice.precision), on_case)
+        run = target.open(folder, spec.serving.threads)
+        if run is None:
+            run, judged_on = open_session(folder, spec.serving.threads, SOURCE_FILE), SOURCE_FILE
+        parity = verify(run, cases, references, spec.tolerance_for(choice.precision), on_case)
         refused = failure_text(parity, target.limits)
     except ModelRefused as error:
         refused = str(error)
@@ -161,7 +173,7 @@ def build_candidate(
         if spec.target != AUTO:
             raise
         refused = error.message  # a target whose package is not here is no candidate
-    return Candidate(choice, folder, tuple(reports), facts, parity, refused, stats)
+    return Candidate(choice, folder, tuple(reports), facts, parity, refused, judged_on, stats)
 
 
 def time_candidates(candidates: Sequence[Candidate], spec: ModelSpec, case: Case) -> list[Candidate]:
@@ -169,7 +181,11 @@ def time_candidates(candidates: Sequence[Candidate], spec: ModelSpec, case: Case
 
     In blocks, and with uncounted calls first: a runtime's threads spin on for a while after a call.
     """
-    runs = {c.choice: _open(target_named(c.choice.target), c.folder, spec) for c in candidates if not c.refused}
+    runs: dict[Choice, Runner] = {}
+    for c in candidates:
+        run = None if c.refused else target_named(c.choice.target).open(c.folder, spec.serving.threads)
+        if run is not None:
+            runs[c.choice] = run
     times: dict[Choice, list[float]] = {choice: [] for choice in runs}
     for _ in range(ROUNDS if len(runs) > 1 else 0):
         for choice, run in runs.items():
@@ -255,13 +271,6 @@ def _fault(model: ir.Model, spec: ModelSpec, judge: Case, references: References
     except ModelRefused as error:
         return error.message
     return "; ".join(f"output '{c.output}': {c.problem}" for c in report.failures)
-
-
-def _open(target: Target, folder: Path, spec: ModelSpec) -> Runner:
-    run = target.open(folder, spec.serving.threads)
-    if run is None:
-        raise ModelRefused(f"the target '{target.name}' cannot run on this machine")
-    return run
 
 
 def _block_ms(run: Runner, case: Case) -> float:

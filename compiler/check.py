@@ -6,9 +6,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from compiler.engine_host import EngineHost, engine_problems
 from compiler.errors import RepositoryError
 from compiler.repository import Repository
 from compiler.spec import is_model_name
+from compiler.targets.tensorrt_profiles import batch_problems
 from compiler.triton_config import CONFIG_FILE, config_from_text
 
 # The file without which a version cannot load; without model.py the server hangs for ever.
@@ -17,7 +19,9 @@ _MODEL_FILES = {
     "onnxruntime": "model.onnx",
     "openvino": "model.xml",
     "tensorrt": "model.plan",
+    "tensorrt_rtx": "model.plan",
 }
+_ENGINE_BACKENDS = ("tensorrt", "tensorrt_rtx")
 
 
 @dataclass(frozen=True)
@@ -39,13 +43,18 @@ class Finding:
         return asdict(self)
 
 
-def check_repository(repository: Repository, *, has_gpu: bool) -> list[Finding]:
-    """Checks every model of a repository; reads configs, names, files and hashes, starts nothing."""
+def check_repository(repository: Repository, *, host: EngineHost) -> list[Finding]:
+    """Checks every model of a repository; reads configs, names, files and hashes, starts nothing.
+
+    Args:
+        repository: what is to be served.
+        host: the machine that is to serve it.
+    """
     names = repository.models()
     findings: list[Finding] = []
     configs: dict[str, Any] = {}
     for name in names:
-        messages, config = _check_model(repository, name, has_gpu)
+        messages, config = _check_model(repository, name, host)
         findings += [Finding("error", name, m) for m in messages]
         if config is not None:
             configs[name] = config
@@ -54,7 +63,7 @@ def check_repository(repository: Repository, *, has_gpu: bool) -> list[Finding]:
     return findings
 
 
-def _check_model(repository: Repository, name: str, has_gpu: bool) -> tuple[list[str], Any]:
+def _check_model(repository: Repository, name: str, host: EngineHost) -> tuple[list[str], Any]:
     folder = repository.path / name
     if not is_model_name(name):
         return [f"the folder's name is not one that Triton can load: {name!r} (letters, digits, _ . - only)"], None
@@ -72,7 +81,9 @@ def _check_model(repository: Repository, name: str, has_gpu: bool) -> tuple[list
     above = [s for s in config.dynamic_batching.preferred_batch_size if s > config.max_batch_size]
     if above:
         messages.append(f"preferred_batch_size {above[0]} is above max_batch_size {config.max_batch_size}")
-    if not has_gpu and any(group.kind == group.KIND_GPU for group in config.instance_group):
+    if config.backend in _ENGINE_BACKENDS:
+        messages += _check_engine(repository, name, config, host)
+    elif not host.gpus and any(group.kind == group.KIND_GPU for group in config.instance_group):
         messages.append("instance_group asks for KIND_GPU, and this machine has no GPU: the server would stop")
     return messages, config
 
@@ -90,6 +101,16 @@ def _check_versions(repository: Repository, name: str, folder: Path, config: Any
     if latest is not None:
         messages += [f"version {latest.version}: {problem}" for problem in repository.damage(latest)]
     return messages
+
+
+def _check_engine(repository: Repository, name: str, config: Any, host: EngineHost) -> list[str]:
+    """An engine fits one kind of GPU, one version of its library and the batches of its profile."""
+    latest = repository.latest(name)
+    facts = latest.manifest.get("artifact") if latest is not None else None
+    known = facts if isinstance(facts, dict) else {"library": config.backend.replace("_", "-")}
+    messages = engine_problems(known, host) if facts or not host.gpus else []
+    profile = known.get("profile")
+    return messages + (batch_problems(profile, config.max_batch_size) if isinstance(profile, dict) else [])
 
 
 def _check_ensemble(config: Any, configs: dict[str, Any], names: list[str]) -> list[str]:

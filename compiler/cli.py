@@ -266,12 +266,12 @@ def _print_addresses(server: Any, as_json: bool) -> None:
 
 def _refuse_findings(repository: Path) -> None:
     from compiler.check import check_repository
-    from compiler.doctor import has_gpu
+    from compiler.engine_host import this_host
     from compiler.repository import Repository
 
     if not repository.is_dir():
         raise RepositoryError(f"{repository} does not exist", hint="compile build SPEC makes it")
-    findings = check_repository(Repository(repository), has_gpu=has_gpu())
+    findings = check_repository(Repository(repository), host=this_host())
     errors = [str(f) for f in findings if f.level == "error"]
     if errors:
         raise RepositoryError("the repository cannot be served:\n  " + "\n  ".join(errors))
@@ -293,13 +293,13 @@ def check(repository: Path, as_json: bool) -> None:
       compile check model_repository --json
     """
     from compiler.check import check_repository
-    from compiler.doctor import has_gpu
+    from compiler.engine_host import this_host
     from compiler.repository import Repository
 
     if not repository.is_dir():
         raise RepositoryError(f"{repository} does not exist", hint="compile build SPEC makes it")
     store = Repository(repository)
-    findings = check_repository(store, has_gpu=has_gpu())
+    findings = check_repository(store, host=this_host())
     if as_json:
         click.echo(json.dumps({"models": store.models(), "findings": [f.to_json() for f in findings]}))
     else:

@@ -5,16 +5,18 @@ from __future__ import annotations
 import importlib.metadata
 import platform
 import shutil
-import subprocess
 import tempfile
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from compiler.addresses import ServerOptions
+from compiler.engine_host import host_gpus, installed_version
 from compiler.errors import ModelkilnError
+from compiler.fingerprint import package_versions
 from compiler.repository import Repository
 from compiler.server import TritonServer, require_numpy_1, server_version
+from compiler.targets.tensorrt_library import TENSORRT, TENSORRT_RTX, Library, check_version
 from compiler.triton_config import CONFIG_FILE, config_from_text
 from compiler.triton_install import find_triton, python_version, require_stub
 
@@ -57,6 +59,7 @@ def examine(repository: Repository) -> list[Check]:
         _cpu,
         _gpu,
         _tensorrt,
+        _tensorrt_rtx,
         lambda: _shared_memory(repository),
     ]
     return [check() for check in checks]
@@ -163,42 +166,41 @@ def _cpu() -> Check:
     return Check("cpu", LACK, f"{model}: none of {', '.join(_CPU_FLAGS)}", "good speed; models run on SSE code")
 
 
-def has_gpu() -> bool:
-    """Whether an NVIDIA GPU answers on this machine."""
-    return bool(gpu_names())
-
-
-def gpu_names() -> list[str]:
-    """Returns the NVIDIA GPUs that the driver reports."""
-    tool = shutil.which("nvidia-smi")
-    if tool is None:
-        return []
-    query = [tool, "--query-gpu=name,compute_cap", "--format=csv,noheader"]
-    try:
-        done = subprocess.run(query, capture_output=True, text=True, timeout=10, check=False)
-    except (OSError, subprocess.TimeoutExpired):
-        return []
-    return [line.strip() for line in done.stdout.splitlines() if line.strip()] if done.returncode == 0 else []
-
-
 def _gpu() -> Check:
-    names = gpu_names()
-    if names:
-        return Check("gpu", OK, "; ".join(names))
-    return Check("gpu", LACK, "no NVIDIA GPU", "GPU targets; models are compiled for and served on the CPU")
+    gpus = host_gpus()
+    if gpus:
+        found = "; ".join(f"{g.name}, compute capability {g.compute_capability}" for g in gpus)
+        if package_versions(["torch"]).get("torch", "").endswith("+cpu"):
+            prevents = "running an engine to judge it; torch is a CPU build and holds no GPU buffers"
+            return Check("gpu", LACK, found, prevents, "pip install torch (the default build, with CUDA)")
+        return Check("gpu", OK, found)
+    return Check(
+        "gpu",
+        LACK,
+        "no NVIDIA GPU",
+        "building for 'tensorrt', and running any engine; models are compiled for and served on the CPU",
+    )
 
 
 def _tensorrt() -> Check:
+    prevents = "the target 'tensorrt'"
+    return _library(TENSORRT, prevents, "pip install 'modelkiln[gpu]' on an NVIDIA machine")
+
+
+def _tensorrt_rtx() -> Check:
+    prevents = "the target 'tensorrt-rtx', the one that builds engines without a GPU"
+    return _library(TENSORRT_RTX, prevents, TENSORRT_RTX.install)
+
+
+def _library(library: Library, prevents: str, fix: str) -> Check:
+    version = installed_version(library.target)
+    if not version:
+        return Check(library.target, LACK, "not installed", prevents, fix)
     try:
-        return Check("tensorrt", OK, importlib.metadata.version("tensorrt"))
-    except importlib.metadata.PackageNotFoundError:
-        return Check(
-            "tensorrt",
-            LACK,
-            "not installed",
-            "TensorRT engines",
-            "pip install 'modelkiln[gpu]' on an NVIDIA machine",
-        )
+        check_version(library, version)
+    except ModelkilnError as error:
+        return Check(library.target, LACK, error.message, prevents, fix)
+    return Check(library.target, OK, version)
 
 
 def _shared_memory(repository: Repository) -> Check:

@@ -9,10 +9,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from compiler import __version__
-from compiler.candidates import Candidate, build_candidate, choices_for, choose, table, time_candidates
+from compiler.candidates import Candidate, Choice, build_candidate, choices_for, choose, table, time_candidates
 from compiler.cases import best_case, export_sizes, make_case, parity_cases
 from compiler.dtypes import AnyArray
 from compiler.errors import ModelRefused
@@ -24,11 +24,8 @@ from compiler.recorded import record
 from compiler.repository import Published, Repository
 from compiler.source import factory_code, load_module, resolve_file
 from compiler.spec import AUTO, ModelSpec
-from compiler.targets.registry import TARGET_NAMES, ArtifactTensor, target_named
+from compiler.targets.registry import SOURCE_FILE, TARGET_NAMES, ArtifactTensor, target_named
 from compiler.triton_config import model_config, text_from_config
-
-if TYPE_CHECKING:
-    pass
 
 References = Mapping[str, Mapping[str, AnyArray]]
 
@@ -74,11 +71,10 @@ def compile_model(
     started = time.monotonic()
     repository.check_publishable(spec.name)
     choices = choices_for(spec)
-    fingerprint = inputs_fingerprint(spec.document, _files(spec), packages_of(spec))
-    if AUTO in (spec.target, spec.precision):
-        fingerprint["machine"] = cpu_description()  # what is fastest here need not be elsewhere
+    fingerprint = {**inputs_fingerprint(spec.document, _files(spec), packages_of(spec)), **machine_of(spec, choices)}
     if not force and (current := up_to_date(repository, spec.name, fingerprint, spec.path.parent)):
         return BuildResult(current, built=False, seconds=time.monotonic() - started)
+    require_targets(spec, choices)
 
     with stage("load the model") as log:
         from compiler.reference import check_output_shapes, check_signature, run_reference
@@ -145,13 +141,34 @@ def compile_model(
                     "shipped": chosen.stats.to_json() if chosen.stats else None,
                 },
                 "passes": [report.to_json() for report in chosen.passes],
-                "parity": chosen.parity.to_json(),
+                "parity": {
+                    "judged_on": chosen.judged_on,
+                    "artifact_was_run": chosen.judged_on == target.model_file,
+                    **chosen.parity.to_json(),
+                },
                 "references": recorded,
                 "candidates": [candidate.to_json() for candidate in candidates],
             }
             published = repository.publish(spec.name, config_text, chosen.folder, manifest)
             log.note(str(published.folder))
     return BuildResult(published, built=True, seconds=time.monotonic() - started)
+
+
+def machine_of(spec: ModelSpec, choices: Sequence[Choice]) -> dict[str, Any]:
+    """Returns what of this machine changes the result: an engine's device, and for `auto` the processor."""
+    facts: dict[str, Any] = {}
+    for choice in choices:
+        facts.update(target_named(choice.target).machine())
+    if AUTO in (spec.target, spec.precision):
+        facts["processor"] = cpu_description()  # what is fastest here need not be elsewhere
+    return facts
+
+
+def require_targets(spec: ModelSpec, choices: Sequence[Choice]) -> None:
+    """Raises EnvironmentLacks before the slow stages where the one target of the spec cannot be built here."""
+    if spec.target != AUTO:
+        for choice in choices:
+            target_named(choice.target).require()
 
 
 def packages_of(spec: ModelSpec) -> list[str]:
@@ -165,6 +182,13 @@ def _candidate_lines(candidate: Candidate, named: bool) -> list[str]:
     lines = [str(candidate.choice)] if named else []
     for report in candidate.passes:
         lines += [report.line(), *(f"  note: {note}" for note in report.notes)]
+    lines += candidate.facts.get("notes", ())
+    if candidate.parity is not None and candidate.judged_on == SOURCE_FILE:
+        file = target_named(candidate.choice.target).model_file
+        lines.append(
+            f"{file} itself was NOT run: this machine cannot. Parity is judged on {SOURCE_FILE}, "
+            "from which it was built, with ONNX Runtime on the CPU"
+        )
     if candidate.parity is not None:
         cases = len({c.case for c in candidate.parity.comparisons})
         figures = f"max abs {candidate.parity.max_abs:.2e}, worst cosine {candidate.parity.worst_cosine:.7f}"

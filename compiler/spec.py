@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from compiler.engine_options import EngineOptions, read_engine
 from compiler.errors import one_of
 from compiler.targets.registry import TARGET_NAMES
 from compiler.tensors import (
@@ -105,6 +106,7 @@ class ModelSpec:
     tolerance: dict[str, float]
     serving: Serving
     require_fusion: dict[str, int]
+    engine: EngineOptions
     root: Node = field(compare=False, repr=False)
 
     @property
@@ -153,7 +155,7 @@ def model_spec_from_node(root: Node, path: Path) -> ModelSpec:
     table = root.table(
         "the spec",
         required=("name", "source", "inputs", "outputs"),
-        optional=("dims", "target", "precision", "opset", "tolerance", "serving", "require_fusion"),
+        optional=("dims", "target", "precision", "opset", "tolerance", "serving", "require_fusion", "engine"),
     )
     dims = read_dims(table)
     inputs = tuple(read_input(node, dims) for node in table["inputs"].items("inputs"))
@@ -169,6 +171,7 @@ def model_spec_from_node(root: Node, path: Path) -> ModelSpec:
     check_batch_axis(table, dims, (*inputs, *outputs))
     precision_node, target_node, opset_node = table.get("precision"), table.get("target"), table.get("opset")
     required = table.get("require_fusion")
+    target = target_node.choice("target", (*TARGET_NAMES, AUTO)) if target_node else TARGET_NAMES[0]
     opset = opset_node.integer("opset", 1, 99) if opset_node else DEFAULT_OPSET
     if opset_node and opset not in SUPPORTED_OPSETS:
         opset_node.fail(f"opset is {opset}; allowed: {', '.join(map(str, SUPPORTED_OPSETS))}")
@@ -179,7 +182,7 @@ def model_spec_from_node(root: Node, path: Path) -> ModelSpec:
         dims=dims,
         inputs=inputs,
         outputs=outputs,
-        target=target_node.choice("target", (*TARGET_NAMES, AUTO)) if target_node else TARGET_NAMES[0],
+        target=target,
         precision=precision_node.choice("precision", (*PRECISIONS, AUTO)) if precision_node else PRECISIONS[0],
         opset=opset,
         tolerance=_tolerance(table.get("tolerance")),
@@ -188,6 +191,7 @@ def model_spec_from_node(root: Node, path: Path) -> ModelSpec:
             name: child.integer(f"require_fusion.{name}", 1)
             for name, child in (required.mapping("require_fusion").items() if required else ())
         },
+        engine=read_engine(table.get("engine"), target),
         root=root,
     )
 

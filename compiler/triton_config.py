@@ -72,7 +72,7 @@ def model_config(
         [tensor_config(t, batched) for t in inputs],
         [tensor_config(t, batched) for t in outputs],
     )
-    add_serving(config, spec.serving, target.parameters(spec.serving))
+    add_serving(config, spec.serving, target.parameters(spec.serving), target.instance_kind)
     return config
 
 
@@ -95,12 +95,12 @@ def base_config(
     return config
 
 
-def add_serving(config: Any, serving: Serving, parameters: Mapping[str, str]) -> None:
+def add_serving(config: Any, serving: Serving, parameters: Mapping[str, str], kind: str = "KIND_CPU") -> None:
     """Adds instances, dynamic batching and parameters.
 
     Preferred batch sizes are never written: Triton would wait for exactly those.
     """
-    config.instance_group.add(kind=_pb2().ModelInstanceGroup.KIND_CPU, count=serving.instances)
+    config.instance_group.add(kind=_pb2().ModelInstanceGroup.Kind.Value(kind), count=serving.instances)
     if config.max_batch_size > 1:
         config.dynamic_batching.max_queue_delay_microseconds = serving.max_queue_delay_us
         config.dynamic_batching.SetInParent()

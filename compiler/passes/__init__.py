@@ -26,6 +26,10 @@ _FOR_TARGET = {
     "onnxruntime": (*_COMMON, Pass("fuse_onnxruntime", fuse_onnxruntime)),
     # OpenVINO fuses by itself when it compiles, and knows few of ONNX Runtime's operators.
     "openvino": _COMMON,
+    # No fusions: their parser knows almost none of com.microsoft, and the builder fuses by itself. Folding is what
+    # makes the parser take a Pad, Clip or Reshape whose argument is computed.
+    "tensorrt": _COMMON,
+    "tensorrt-rtx": _COMMON,
 }
 
 

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from compiler.spec import ModelSpec, Serving
 
 MODEL_FILE = "model.onnx"
-DATA_FILE = "model.onnx.data"
 # A protobuf message ends at 2 GiB; the graph itself needs room too.
 EXTERNAL_DATA_THRESHOLD_BYTES = 3 << 29
 # The newest IR version that the ONNX Runtime of Triton's current images reads.
@@ -29,26 +28,29 @@ def write(model: ir.Model, folder: Path, spec: ModelSpec) -> dict[str, Any]:
     return {"ir_version": IR_VERSION}
 
 
-def write_onnx(model: ir.Model, folder: Path, threshold_bytes: int = EXTERNAL_DATA_THRESHOLD_BYTES) -> None:
-    """Writes `model.onnx`, with the weights in one file beside it where a protobuf cannot hold them."""
+def write_onnx(
+    model: ir.Model, folder: Path, threshold_bytes: int = EXTERNAL_DATA_THRESHOLD_BYTES, name: str = MODEL_FILE
+) -> None:
+    """Writes the model, with the weights in one file beside it where a protobuf cannot hold them."""
     import onnx_ir
 
     model.ir_version = IR_VERSION
     size = sum(v.const_value.nbytes for v in model.graph.initializers.values() if v.const_value is not None)
-    for name in (MODEL_FILE, DATA_FILE):
-        (folder / name).unlink(missing_ok=True)  # a data file that is there already would be appended to
-    external = DATA_FILE if size > threshold_bytes else None
-    onnx_ir.save(model, folder / MODEL_FILE, external_data=external)
+    data_file = f"{name}.data"
+    for file in (name, data_file):
+        (folder / file).unlink(missing_ok=True)  # a data file that is there already would be appended to
+    external = data_file if size > threshold_bytes else None
+    onnx_ir.save(model, folder / name, external_data=external)
 
 
-def open_session(folder: Path, threads: int) -> Runner:
+def open_session(folder: Path, threads: int, name: str = MODEL_FILE) -> Runner:
     """Opens the written file on the CPU, with the options of `backends/onnxruntime`."""
     ort = _onnxruntime()
     options = ort.SessionOptions()
     options.intra_op_num_threads = threads
     options.log_severity_level = 3
     try:
-        session = ort.InferenceSession(str(folder / MODEL_FILE), options, providers=["CPUExecutionProvider"])
+        session = ort.InferenceSession(str(folder / name), options, providers=["CPUExecutionProvider"])
     except Exception as error:
         raise ModelRefused(f"ONNX Runtime {ort.__version__} cannot load the file: {_first_line(error)}") from error
     wanted = [i.name for i in session.get_inputs()]
@@ -65,11 +67,11 @@ def open_session(folder: Path, threads: int) -> Runner:
     return run
 
 
-def interface(folder: Path) -> tuple[tuple[ArtifactTensor, ...], tuple[ArtifactTensor, ...]]:
+def interface(folder: Path, name: str = MODEL_FILE) -> tuple[tuple[ArtifactTensor, ...], tuple[ArtifactTensor, ...]]:
     """Reads the inputs and outputs of the written file, types included, without its weights."""
     import onnx
 
-    graph = onnx.load(str(folder / MODEL_FILE), load_external_data=False).graph
+    graph = onnx.load(str(folder / name), load_external_data=False).graph
 
     def tensor(value: Any) -> ArtifactTensor:
         dims = value.type.tensor_type.shape.dim

@@ -15,6 +15,9 @@ if TYPE_CHECKING:
 
     from compiler.spec import ModelSpec, Serving
 
+# The graph that an engine was built from, kept beside it: parity is judged on it where the engine cannot run.
+SOURCE_FILE = "source.onnx"
+
 # Runs the file that ships: arrays by input name in, arrays by output name out.
 Runner = Callable[[Mapping[str, AnyArray]], dict[str, AnyArray]]
 
@@ -44,6 +47,9 @@ class Target:
         interface: reads inputs and outputs back from the written file.
         parameters: config.pbtxt's `parameters` for the backend.
         limits: what it is known to compute otherwise than PyTorch, told where parity fails.
+        instance_kind: where Triton runs it, `KIND_CPU` or `KIND_GPU`.
+        require: raises EnvironmentLacks where this machine cannot build it; called before anything slow.
+        machine: what of this machine changes the file, for the build's key.
     """
 
     name: str
@@ -54,12 +60,20 @@ class Target:
     write: Callable[[ir.Model, Path, ModelSpec], dict[str, Any]]
     open: Callable[[Path, int], Runner | None]
     interface: Callable[[Path], tuple[tuple[ArtifactTensor, ...], tuple[ArtifactTensor, ...]]]
-    parameters: Callable[[Serving], dict[str, str]]
+    parameters: Callable[[Serving], dict[str, str]] = lambda serving: {}
     limits: str = ""
+    instance_kind: str = "KIND_CPU"
+    require: Callable[[], None] = lambda: None
+    machine: Callable[[], dict[str, Any]] = dict
 
 
 # Each module defines TARGET; it is imported only when its target is asked for, since it may need heavy packages.
-_MODULES = {"onnxruntime": "compiler.targets.onnxruntime", "openvino": "compiler.targets.openvino"}
+_MODULES = {
+    "onnxruntime": "compiler.targets.onnxruntime",
+    "openvino": "compiler.targets.openvino",
+    "tensorrt": "compiler.targets.tensorrt",
+    "tensorrt-rtx": "compiler.targets.tensorrt_rtx",
+}
 TARGET_NAMES = tuple(_MODULES)
 
 

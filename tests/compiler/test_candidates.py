@@ -21,7 +21,9 @@ def candidate(tmp_path):
     def make(target: str, latency_ms: float | None, refused: str = "") -> Candidate:
         (tmp_path / target).mkdir()
         (tmp_path / target / "model").write_bytes(b"x" * 2_500_000)
-        return Candidate(Choice(target, "fp32"), tmp_path / target, (), {}, PARITY, refused, latency_ms=latency_ms)
+        return Candidate(
+            Choice(target, "fp32"), tmp_path / target, (), {}, PARITY, refused, "model", latency_ms=latency_ms
+        )
 
     return make
 
@@ -80,7 +82,7 @@ def test_auto_builds_all_targets_ships_the_fastest_and_tells_all(tmp_path):
     timed = {c["target"]: c["latency_ms"] for c in manifest["candidates"]}
     assert set(timed) == {"onnxruntime", "openvino"} and all(timed.values())
     assert manifest["target"] == min(timed, key=lambda name: timed[name])
-    assert manifest["spec"]["target"] == "auto" and "cores" in manifest["made_from"]["machine"]
+    assert manifest["spec"]["target"] == "auto" and "cores" in manifest["made_from"]["processor"]
     assert "compare the candidates" in done.stderr and "shipped" in done.stderr
     assert json.loads(_auto(tmp_path, "--target", "auto").stdout)["models"][0]["built"] is False
     assert json.loads(_auto(tmp_path).stdout)["models"][0]["version"] == 2  # the spec's own target is another build
