@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import asdict, dataclass
+from pathlib import PurePosixPath
 from typing import Any
 
 from compiler.errors import did_you_mean, one_of
@@ -81,7 +82,7 @@ def read_engine(node: Node | None, target: str) -> EngineOptions:
         ),
         refit=_boolean(table, "refit"),
         tf32=_boolean(table, "tf32"),
-        timing_cache=cache.string("engine.timing_cache") if cache else None,
+        timing_cache=_file_beside(cache) if cache else None,
         version_compatible=_boolean(table, "version_compatible"),
         workspace_bytes=_bytes(workspace) if workspace else None,
     )
@@ -122,6 +123,15 @@ def _capabilities(node: Node) -> tuple[str, ...]:
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _file_beside(node: Node) -> str:
+    """The file is written: a spec from elsewhere must not choose one outside its own folder."""
+    name = node.string("engine.timing_cache")
+    path = PurePosixPath(name)
+    if path.is_absolute() or ".." in path.parts or "\0" in name:
+        node.fail(f"engine.timing_cache is {name!r}; allowed: a relative path below the spec's folder")
+    return name
 
 
 def _boolean(table: Table, key: str) -> bool:

@@ -17,8 +17,6 @@ from compiler.source import file_sha256
 from compiler.targets import onnxruntime
 from compiler.targets.registry import SOURCE_FILE, ArtifactTensor, Target
 from compiler.targets.tensorrt_build import (
-    INSPECTOR,
-    NETWORK,
     Parsed,
     check_tensors,
     inspect_engine,
@@ -27,6 +25,8 @@ from compiler.targets.tensorrt_build import (
     serialize_engine,
 )
 from compiler.targets.tensorrt_inspect import (
+    INSPECTOR,
+    NETWORK,
     narrowed_floats,
     precisions_of_network,
     refuse_lost_precision,

@@ -14,7 +14,7 @@ from typing import Any
 from compiler.engine_options import EngineOptions
 from compiler.errors import EnvironmentLacks, ModelRefused
 from compiler.targets.registry import ArtifactTensor
-from compiler.targets.tensorrt_inspect import INSPECTOR, NETWORK, onnx_types, precisions_of_inspection
+from compiler.targets.tensorrt_inspect import onnx_types, precisions_of_inspection
 from compiler.targets.tensorrt_library import Library, errors_of, make_log
 from compiler.targets.tensorrt_profiles import InputProfile, check_network_shapes
 
@@ -104,7 +104,7 @@ def make_config(parsed: Parsed, profiles: Sequence[InputProfile], options: Engin
     _set_flags(trt, config, options)
     if options.builder_optimization_level is not None:
         config.builder_optimization_level = options.builder_optimization_level
-        _read_back(parsed, "builder_optimization_level", options.builder_optimization_level, config)
+        _check_level(parsed, options.builder_optimization_level, config.builder_optimization_level)
     if options.workspace_bytes is not None:
         config.set_memory_pool_limit(trt.MemoryPoolType.WORKSPACE, options.workspace_bytes)
     if options.compute_capabilities:
@@ -115,9 +115,7 @@ def make_config(parsed: Parsed, profiles: Sequence[InputProfile], options: Engin
             "same_compute_capability": trt.HardwareCompatibilityLevel.SAME_COMPUTE_CAPABILITY,
         }[options.hardware_compatibility]
     if options.timing_cache is not None:
-        path = folder / options.timing_cache
-        cache = config.create_timing_cache(path.read_bytes() if path.is_file() else b"")
-        config.set_timing_cache(cache, ignore_mismatch=False)
+        _set_timing_cache(parsed, config, folder / options.timing_cache)
     _add_profile(parsed, config, profiles)
     return config
 
@@ -151,6 +149,16 @@ def _set_compute_capabilities(parsed: Parsed, config: Any, capabilities: Sequenc
             )
 
 
+def _set_timing_cache(parsed: Parsed, config: Any, path: Path) -> None:
+    cache = config.create_timing_cache(path.read_bytes() if path.is_file() else b"")
+    if not cache or not config.set_timing_cache(cache, ignore_mismatch=False):
+        raise ModelRefused(
+            f"the timing cache {path.name} is not one of {parsed.library.target} {parsed.trt.__version__} on this GPU: "
+            f"{errors_of(parsed.log)}",
+            hint=f"remove {path.name}; it is written again",
+        )
+
+
 def _add_profile(parsed: Parsed, config: Any, profiles: Sequence[InputProfile]) -> None:
     network = parsed.network
     inputs = [network.get_input(i) for i in range(network.num_inputs)]
@@ -164,11 +172,12 @@ def _add_profile(parsed: Parsed, config: Any, profiles: Sequence[InputProfile]) 
         raise ModelRefused(f"{parsed.library.target} refuses the profile: {errors_of(parsed.log)}")
 
 
-def _read_back(parsed: Parsed, name: str, wanted: int, config: Any) -> None:
-    if config.builder_optimization_level != wanted:
+def _check_level(parsed: Parsed, wanted: int, got: int) -> None:
+    """The library logs an error at a level that it does not know, and takes another."""
+    if got != wanted:
         raise ModelRefused(
-            f"engine.{name} is {wanted}, and {parsed.library.target} {parsed.trt.__version__} set "
-            f"{config.builder_optimization_level}: {errors_of(parsed.log)}"
+            f"engine.builder_optimization_level is {wanted}, and {parsed.library.target} {parsed.trt.__version__} set "
+            f"{got}: {errors_of(parsed.log)}"
         )
 
 
@@ -219,15 +228,3 @@ def _type_name(onnx_type: int) -> str:
 
     dtype = dtype_from_onnx(onnx_type)
     return dtype.name if dtype else f"ONNX type {onnx_type}"
-
-
-__all__ = [
-    "INSPECTOR",
-    "NETWORK",
-    "Parsed",
-    "check_tensors",
-    "inspect_engine",
-    "make_config",
-    "parse_onnx",
-    "serialize_engine",
-]

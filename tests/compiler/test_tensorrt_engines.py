@@ -11,13 +11,14 @@ import onnx_ir
 import pytest
 from onnx import TensorProto
 
-from compiler.engine_host import host_gpus
+from compiler.engine_host import Gpu, host_gpus
 from compiler.errors import ModelRefused
 from compiler.targets.onnxruntime import open_session, write_onnx
 from compiler.targets.registry import SOURCE_FILE, target_named
+from compiler.targets.tensorrt import write_engine
 from compiler.targets.tensorrt_build import parse_onnx
 from compiler.targets.tensorrt_inspect import precisions_of_inspection, refuse_lost_precision, wide_integers
-from compiler.targets.tensorrt_library import TENSORRT_RTX
+from compiler.targets.tensorrt_library import TENSORRT, TENSORRT_RTX
 from tests.compiler.tensorrt_models import CNN_SPEC, ROWS_SPEC, cnn, graph, node, passed, rows, spec_from
 
 trt = pytest.importorskip("tensorrt_rtx", reason="pip install 'modelkiln[rtx]'")
@@ -280,6 +281,37 @@ def test_an_option_that_the_library_does_not_take_is_read_back(tmp_path):
     spec = dataclasses.replace(spec, engine=dataclasses.replace(spec.engine, builder_optimization_level=9))
     with pytest.raises(ModelRefused, match=r"engine.builder_optimization_level is 9, and tensorrt-rtx .* set 5"):
         target_named("tensorrt-rtx").write(passed(cnn()), tmp_path, spec)
+
+
+@pytest.mark.filterwarnings("ignore:.*no-ops in TensorRT-RTX:DeprecationWarning")
+def test_the_code_of_tensorrt_runs_on_its_sibling(tmp_path, monkeypatch):
+    """TensorRT needs a GPU to build; the same calls, its own options among them, are made on TensorRT-RTX here.
+
+    The sibling ignores those options, so this shows that the calls are right, not what they do.
+    """
+    library = dataclasses.replace(TENSORRT, module="tensorrt_rtx", versions=TENSORRT_RTX.versions)
+    for module in ("tensorrt", "tensorrt_library"):
+        monkeypatch.setattr(f"compiler.targets.{module}.host_gpus", lambda: (Gpu("NVIDIA A10", "8.6"),))
+    options = "engine: {timing_cache: cache/timing.bin, hardware_compatibility: ampere_plus, tf32: true}\n"
+    spec = spec_from(tmp_path, CNN_SPEC.replace("tensorrt-rtx", "tensorrt") + options)
+    for run in ("first", "second"):  # the second reads the cache that the first wrote
+        (tmp_path / run).mkdir()
+        facts = write_engine(library, passed(cnn(), "tensorrt"), tmp_path / run, spec)
+        assert (tmp_path / "cache" / "timing.bin").stat().st_size > 0
+        assert [p.name for p in (tmp_path / "cache").iterdir()] == ["timing.bin"]
+    assert (facts["library"], facts["compute_capabilities"]) == ("tensorrt", ["8.6"])
+    assert facts["builder"] == {
+        "builder_optimization_level": None,
+        "hardware_compatibility": "ampere_plus",
+        "refit": False,
+        "tf32": True,
+        "timing_cache": "cache/timing.bin",
+        "version_compatible": False,
+        "workspace_bytes": None,
+    }
+    if not host_gpus():
+        # The engine could not be loaded for its inspector, and the facts say where they are from.
+        assert facts["precision_read_from"] == "network"
 
 
 def test_weights_in_a_file_beside_the_graph_are_parsed(tmp_path):

@@ -87,6 +87,8 @@ def test_a_wrong_option_is_refused_by_line(tmp_path, engine, message):
             r"engine.hardware_compatibility is 'ampere' \(did you mean 'ampere_plus'\?\); allowed: ampere_plus, none, "
             "same_compute_capability",
         ),
+        ("{timing_cache: ../a}", "engine.timing_cache is '../a'; allowed: a relative path below the spec's folder"),
+        ("{timing_cache: /etc/a}", "engine.timing_cache is '/etc/a'; allowed: a relative path below the spec's folder"),
         ("{timing_cache: 3}", "engine.timing_cache must be a non-empty string, not 3"),
     ],
 )
