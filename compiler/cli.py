@@ -90,8 +90,13 @@ def main() -> None:
 @click.argument("specs", nargs=-1, required=True, type=click.Path(path_type=Path))
 @_repository_option
 @click.option("--force", is_flag=True, help="Build a new version even where nothing changed.")
+@click.option(
+    "--trust-pickle",
+    is_flag=True,
+    help="Open files that can run code: .pt2 archives, PyTorch weights. Only for files that you wrote yourself.",
+)
 @_common
-def build(specs: tuple[Path, ...], repository: Path, force: bool, as_json: bool) -> None:
+def build(specs: tuple[Path, ...], repository: Path, force: bool, trust_pickle: bool, as_json: bool) -> None:
     """Compile, prove and publish the models of SPECS (files or folders of *.yaml).
 
     Nothing is published unless every check passed, and a spec whose inputs did not
@@ -103,16 +108,17 @@ def build(specs: tuple[Path, ...], repository: Path, force: bool, as_json: bool)
       compile build ensembles/text_embedding -r /srv/triton/model_repository
       compile build encoder.yaml --json | jq .models[0].version
     """
-    from compiler.build import build_job, read_jobs
+    from compiler.build import BuildOptions, build_job, read_jobs
     from compiler.progress import stderr_console, terminal_stages
     from compiler.repository import Repository
 
     console = stderr_console()
     store = Repository(repository)
+    options = BuildOptions(force=force, trust_pickle=trust_pickle)
     results: list[dict[str, Any]] = []
     for job in read_jobs(specs):
         try:
-            result = build_job(job, store, force=force, stage=terminal_stages(job.name, console, job.num_stages))
+            result = build_job(job, store, options, stage=terminal_stages(job.name, console, job.num_stages))
         except KeyboardInterrupt:
             click.echo(f"{job.name}: not published", err=True)
             raise

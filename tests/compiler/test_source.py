@@ -10,7 +10,9 @@ import torch
 from safetensors.torch import save_file
 
 from compiler.errors import EnvironmentLacks, ModelRefused, SpecError
-from compiler.source import code_sha256, factory_code, load_module, resolve_file
+from compiler.files import resolve_file
+from compiler.sources.code import code_sha256, factory_code
+from compiler.sources.factory import load_module
 from compiler.spec import model_spec_from_file
 from compiler.yaml_reader import Node
 from tests.compiler.conftest import SPEC
