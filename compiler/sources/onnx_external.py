@@ -80,15 +80,17 @@ def load_external(tensors: list[ExternalTensor]) -> None:
         ModelRefused: a file changed since it was checked.
     """
     for item in tensors:
-        # O_NOFOLLOW and the second look: the file may have been exchanged since the first.
-        descriptor = os.open(item.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-        with os.fdopen(descriptor, "rb") as file:
-            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-                raise ModelRefused(f"{item.shown}: {item.path.name} is no longer a regular file")
-            file.seek(item.offset)
-            data = file.read(item.num_bytes)
+        try:
+            # O_NOFOLLOW and the second look: the file may have been exchanged since the first.
+            descriptor = os.open(item.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+            with os.fdopen(descriptor, "rb") as file:
+                file.seek(item.offset)
+                is_file = stat.S_ISREG(os.fstat(descriptor).st_mode)
+                data = file.read(item.num_bytes) if is_file else b""
+        except OSError as error:
+            raise ModelRefused(f"{item.shown}: {item.path.name} changed while it was read: {error.strerror}") from error
         if len(data) != item.num_bytes:
-            raise ModelRefused(f"{item.shown}: {item.path.name} became shorter while it was read")
+            raise ModelRefused(f"{item.shown}: {item.path.name} changed while it was read")
         item.tensor.raw_data = data
         del item.tensor.external_data[:]
         item.tensor.data_location = item.tensor.DEFAULT

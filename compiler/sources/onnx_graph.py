@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any
 
-from compiler.errors import ModelRefused
 from compiler.export import check_interface
 from compiler.spec import ModelSpec
 
@@ -74,18 +73,14 @@ def _rename_dims(model: ir.Model, spec: ModelSpec) -> None:
             shape = [d if isinstance(d, int) else _NAME.sub(renamed, d.value) if d.value else None for d in value.shape]
             value.shape = onnx_ir.Shape(shape)
     for wanted, value in zip(spec.tensors, (*model.graph.inputs, *model.graph.outputs), strict=True):
-        _take_shape(wanted.name, wanted.shape, value)
+        _take_shape(wanted.shape, value)
 
 
-def _take_shape(name: str, wanted: tuple[int | str, ...] | None, value: ir.Value) -> None:
+def _take_shape(wanted: tuple[int | str, ...] | None, value: ir.Value) -> None:
     """Fills in what the file leaves open from the spec, which every parity case then proves."""
     import onnx_ir
 
-    if value.shape is None and wanted is None:
-        raise ModelRefused(
-            f"the file does not say how many axes output '{name}' has", hint="give its shape in the spec"
-        )
-    if wanted is None or (value.shape is not None and len(value.shape) != len(wanted)):
+    # A shape is always there: onnx's checker refuses inputs and outputs without one.
+    if wanted is None or value.shape is None or len(value.shape) != len(wanted):
         return
-    seen = value.shape if value.shape is not None else [None] * len(wanted)
-    value.shape = onnx_ir.Shape([s if isinstance(s, int) else w for s, w in zip(seen, wanted, strict=True)])
+    value.shape = onnx_ir.Shape([s if isinstance(s, int) else w for s, w in zip(value.shape, wanted, strict=True)])
