@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from compiler.cases import Case
-from compiler.errors import EnvironmentLacks, ModelRefused, did_you_mean, where_it_failed
+from compiler.errors import EnvironmentLacks, ModelkilnError, ModelRefused, did_you_mean, where_it_failed
 from compiler.export import Exported, export_onnx
 from compiler.source_spec import HuggingFaceSource
 from compiler.sources.base import OpenedSource, opened_module
@@ -91,7 +91,7 @@ def _build(
                 output_loading_info=True,
             )
             break
-        except ModelRefused:
+        except ModelkilnError:
             raise
         except Exception as error:
             # ValueError is how a model says that it does not have this attention.
@@ -102,10 +102,10 @@ def _build(
                 ) from error
     missing = sorted(report["missing_keys"])
     absent = [k for k in missing if _matches(k, source)]
-    _check_fit(source, sorted(set(missing) - set(absent)), sorted(report["unexpected_keys"]))
     for pattern in source.ignore_weights:
         if not fnmatch.filter([*ignored, *absent], pattern):
             spec.at("source", "ignore_weights").fail(f"source.ignore_weights: no weight matches '{pattern}'")
+    _check_fit(source, sorted(set(missing) - set(absent)), sorted(report["unexpected_keys"]))
     _poison(model, absent)
     types = sorted({str(v.dtype).removeprefix("torch.") for v in state.values() if v.is_floating_point()} - {"float32"})
     notes = (f"note: weights in {', '.join(types)} are computed with in float32",) if types else ()

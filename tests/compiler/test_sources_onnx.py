@@ -154,7 +154,8 @@ def test_a_baked_size_inside_the_file_is_found_by_running_it(tmp_path):
 
 
 def test_inputs_and_outputs_are_matched_by_name(tmp_path):
-    spec = write(tmp_path, model(inputs=[tensor("pixels", ["N", 16])]), SPEC.replace("name: x,", "name: pixel,"))
+    nodes = [helper.make_node("MatMul", ["pixels", "w"], ["h"]), helper.make_node("Add", ["h", "b"], ["y"])]
+    spec = write(tmp_path, model(nodes, [tensor("pixels", ["N", 16])]), SPEC.replace("name: x,", "name: pixel,"))
     assert _refused(spec, SpecError) == (
         f"{spec}:6: the file has no input 'pixel' (did you mean 'pixels'?); its inputs: pixels"
     )
