@@ -15,19 +15,35 @@ from compiler.yaml_reader import Node, node_from_plain, read_yaml
 
 
 @dataclass(frozen=True)
+class BuildOptions:
+    """What the command line says about a build.
+
+    Attributes:
+        force: build even where nothing changed.
+        trust_pickle: let a source's files run code where they cannot be opened otherwise.
+    """
+
+    force: bool = False
+    trust_pickle: bool = False
+
+
+DEFAULT_OPTIONS = BuildOptions()
+
+
+@dataclass(frozen=True)
 class Job:
     """A spec that was read and validated, ready to build.
 
     Attributes:
         rank: ensembles are built after the models that they wire.
-        build: (repository, force, stage) -> result.
+        build: (repository, options, stage) -> result.
     """
 
     name: str
     path: Path
     rank: int
     num_stages: int
-    build: Callable[[Repository, bool, Stage], BuildResult]
+    build: Callable[[Repository, BuildOptions, Stage], BuildResult]
 
 
 def expand_paths(paths: Sequence[Path]) -> list[Path]:
@@ -61,8 +77,10 @@ def read_jobs(paths: Sequence[Path], overrides: Mapping[str, Any] | None = None)
     return sorted(jobs, key=lambda job: job.rank)
 
 
-def build_job(job: Job, repository: Repository, *, force: bool = False, stage: Stage = silent_stage) -> BuildResult:
-    return job.build(repository, force, stage)
+def build_job(
+    job: Job, repository: Repository, options: BuildOptions = DEFAULT_OPTIONS, *, stage: Stage = silent_stage
+) -> BuildResult:
+    return job.build(repository, options, stage)
 
 
 def _job(root: Node, path: Path, overrides: Mapping[str, Any]) -> Job:
@@ -77,7 +95,7 @@ def _job(root: Node, path: Path, overrides: Mapping[str, Any]) -> Job:
             path,
             1,
             graph.NUM_STAGES,
-            lambda repo, force, stage: graph.publish_ensemble(ensemble, repo, force=force, stage=stage),
+            lambda repo, options, stage: graph.publish_ensemble(ensemble, repo, force=options.force, stage=stage),
         )
     if isinstance(source, dict) and "python" in source:
         from compiler import python_step
@@ -88,7 +106,7 @@ def _job(root: Node, path: Path, overrides: Mapping[str, Any]) -> Job:
             path,
             0,
             python_step.NUM_STAGES,
-            lambda repo, force, stage: python_step.publish_step(step, repo, force=force, stage=stage),
+            lambda repo, options, stage: python_step.publish_step(step, repo, force=options.force, stage=stage),
         )
     from compiler import pipeline, spec
 
@@ -101,5 +119,7 @@ def _job(root: Node, path: Path, overrides: Mapping[str, Any]) -> Job:
         path,
         0,
         pipeline.num_stages(model),
-        lambda repo, force, stage: pipeline.compile_model(model, repo, force=force, stage=stage),
+        lambda repo, options, stage: pipeline.compile_model(
+            model, repo, force=options.force, trust_pickle=options.trust_pickle, stage=stage
+        ),
     )

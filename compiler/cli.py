@@ -93,6 +93,11 @@ def main() -> None:
 @click.option("--precision", help="Instead of the spec's; auto for the fastest that keeps the tolerance.")
 @click.option("--require-fusion", multiple=True, metavar="NAME=COUNT", help="Refuse a graph with fewer fusions.")
 @click.option("--force", is_flag=True, help="Build a new version even where nothing changed.")
+@click.option(
+    "--trust-pickle",
+    is_flag=True,
+    help="Open files that can run code: .pt2 archives, PyTorch weights. Only for files that you wrote yourself.",
+)
 @_common
 def build(
     specs: tuple[Path, ...],
@@ -101,6 +106,7 @@ def build(
     precision: str | None,
     require_fusion: tuple[str, ...],
     force: bool,
+    trust_pickle: bool,
     as_json: bool,
 ) -> None:
     """Compile, prove and publish the models of SPECS (files or folders of *.yaml).
@@ -116,17 +122,18 @@ def build(
       compile build encoder.yaml --require-fusion attention=6
       compile build encoder.yaml --json | jq .models[0].version
     """
-    from compiler.build import build_job, read_jobs
+    from compiler.build import BuildOptions, build_job, read_jobs
     from compiler.progress import stderr_console, terminal_stages
     from compiler.repository import Repository
 
     console = stderr_console()
     store = Repository(repository)
+    options = BuildOptions(force=force, trust_pickle=trust_pickle)
     results: list[dict[str, Any]] = []
     given = {"target": target, "precision": precision, "require_fusion": _counts(require_fusion)}
     for job in read_jobs(specs, {key: value for key, value in given.items() if value}):
         try:
-            result = build_job(job, store, force=force, stage=terminal_stages(job.name, console, job.num_stages))
+            result = build_job(job, store, options, stage=terminal_stages(job.name, console, job.num_stages))
         except KeyboardInterrupt:
             click.echo(f"{job.name}: not published", err=True)
             raise

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import difflib
+import sysconfig
+import traceback
 from collections.abc import Iterable
+from pathlib import Path
 
 
 class ModelkilnError(Exception):
@@ -74,3 +77,16 @@ def did_you_mean(seen: str, allowed: Iterable[str]) -> str:
     """Returns ` (did you mean 'x'?)` for the closest allowed name, or an empty string."""
     close = difflib.get_close_matches(seen, list(allowed), n=1)
     return f" (did you mean '{close[0]}'?)" if close else ""
+
+
+def where_it_failed(error: BaseException) -> str:
+    """Returns one line: the error and the innermost line of code outside installed packages."""
+    text = " ".join(str(error).split())
+    installed = sysconfig.get_path("purelib")
+    frames = [
+        f
+        for f in traceback.extract_tb(error.__traceback__)
+        if not f.filename.startswith((installed, "<")) and "/compiler/" not in f.filename
+    ]
+    place = f" (at {Path(frames[-1].filename).name}:{frames[-1].lineno}: {frames[-1].line})" if frames else ""
+    return f"{type(error).__name__}: {text[:500]}{place}"

@@ -11,9 +11,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from compiler.cases import Case
-from compiler.errors import ModelRefused
+from compiler.errors import ModelRefused, where_it_failed
 from compiler.reference import flatten_outputs
-from compiler.source import where_it_failed
 from compiler.spec import ModelSpec
 
 if TYPE_CHECKING:
@@ -31,11 +30,13 @@ class Exported:
         model: the ONNX graph, inputs and outputs named as in the spec, dims named as in the spec.
         exporter: which exporter ran; recorded, since torch has changed its default more than once.
         opset: the opset read back from the graph.
+        notes: what was changed on the way, for the report.
     """
 
     model: ir.Model
     exporter: str
     opset: int
+    notes: tuple[str, ...] = ()
 
 
 def export_onnx(module: torch.nn.Module, spec: ModelSpec, case: Case) -> Exported:
@@ -55,7 +56,7 @@ def export_onnx(module: torch.nn.Module, spec: ModelSpec, case: Case) -> Exporte
     shapes = tuple(
         {axis: dims[s] for axis, s in enumerate(t.shape) if isinstance(s, str) and s in dims} for t in spec.inputs
     )
-    with _quiet():
+    with quiet():
         try:
             program = torch.export.export(wrapper, args, dynamic_shapes=(shapes,))
         except Exception as error:
@@ -83,7 +84,7 @@ def export_onnx(module: torch.nn.Module, spec: ModelSpec, case: Case) -> Exporte
             hint=f"set opset: {opset} in the spec",
         )
     _name_dims(model, spec)
-    _check_interface(model, spec)
+    check_interface(model, spec)
     return Exported(model, f"torch.onnx.export(dynamo=True), torch {torch.__version__}", opset)
 
 
@@ -129,8 +130,14 @@ def graph_shape(value: ir.Value) -> tuple[int | str, ...]:
     return tuple(d if isinstance(d, int) else str(d.value or "?") for d in value.shape)
 
 
-def _check_interface(model: ir.Model, spec: ModelSpec) -> None:
-    """Reads the dims back from the graph: what the spec calls dynamic must have no number."""
+def check_interface(
+    model: ir.Model, spec: ModelSpec, hint: str = "use -1 or x.shape[...] where the model writes the number"
+) -> None:
+    """Reads the dims back from the graph: what the spec calls dynamic must have no number.
+
+    Raises:
+        ModelRefused: with the tensor, the axis, the dim and the number; `hint` says what to do.
+    """
     for tensor, value in zip(spec.tensors, (*model.graph.inputs, *model.graph.outputs), strict=True):
         got = graph_shape(value)
         if tensor.shape is None:
@@ -145,7 +152,7 @@ def _check_interface(model: ir.Model, spec: ModelSpec) -> None:
                 raise ModelRefused(
                     f"'{tensor.name}' axis {axis}: the spec's dim '{want}' is the fixed number {have} in the graph, "
                     f"made by {_producer(value)}",
-                    hint="use -1 or x.shape[...] where the model writes the number",
+                    hint=hint,
                 )
             if isinstance(want, int) and isinstance(have, int) and want != have:
                 raise ModelRefused(f"'{tensor.name}' axis {axis}: the spec says {want}, the graph {have}")
@@ -236,7 +243,7 @@ def _conversion_cause(error: BaseException) -> str:
 
 
 @contextlib.contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """Keeps the exporter's own chatter off the user's terminal."""
     names = ("torch.onnx", "torch.export", "torch.fx", "onnxscript", "onnx_ir", "torch")
     levels = {name: logging.getLogger(name).level for name in names}

@@ -13,7 +13,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from compiler.source import code_sha256, file_sha256
+from compiler.files import file_sha256
+from compiler.sources.code import code_sha256
 
 MISSING = "missing"
 

@@ -6,16 +6,19 @@ operators, and none is right about data-dependent sizes.
 
 from __future__ import annotations
 
+import tempfile
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from compiler.cases import Case
 from compiler.dtypes import AnyArray
+from compiler.targets.onnxruntime import MODEL_FILE, write_onnx
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -50,22 +53,23 @@ class GraphStats:
 
 def graph_stats(model: ir.Model, case: Case) -> GraphStats:
     """Runs the graph once on a case and adds up what each node of the main graph does."""
-    import onnx_ir
-
-    proto = onnx_ir.to_proto(model)
-    values = _run_exposed(proto, case)
-    initializers = {i.name: (tuple(i.dims), _element_bytes(i.data_type)) for i in proto.graph.initializer}
+    values = _run_exposed(model, case)
+    initializers = {
+        name: (tuple(value.const_value.shape.numpy()), value.const_value.dtype.itemsize)
+        for name, value in model.graph.initializers.items()
+        if value.const_value is not None
+    }
     shapes = {name: (array.shape, array.itemsize) for name, array in {**case.inputs, **values}.items()} | initializers
-    flops = bytes_moved = 0
-    for node in proto.graph.node:
-        inputs = [shapes[name] for name in node.input if name in shapes]
-        outputs = [shapes[name] for name in node.output if name in shapes]
+    flops = bytes_moved = 0.0
+    for node in model.graph:
+        inputs = [shapes[v.name] for v in node.inputs if v is not None and v.name in shapes]
+        outputs = [shapes[v.name] for v in node.outputs if v.name in shapes]
         bytes_moved += sum(prod(shape) * size for shape, size in (*inputs, *outputs))
         if outputs:
             flops += _flops(node, [shape for shape, _ in inputs], outputs[0][0])
-    ops = Counter((f"{n.domain}:" if n.domain else "") + n.op_type for n in proto.graph.node)
+    ops = Counter((f"{n.domain}:" if n.domain else "") + n.op_type for n in model.graph)
     return GraphStats(
-        nodes=len(proto.graph.node),
+        nodes=len(model.graph),
         ops=dict(sorted(ops.items(), key=lambda item: (-item[1], item[0]))),
         parameters=sum(prod(shape) for shape, _ in initializers.values()),
         flops=int(flops),
@@ -73,14 +77,13 @@ def graph_stats(model: ir.Model, case: Case) -> GraphStats:
     )
 
 
-def _flops(node: Any, inputs: Sequence[tuple[int, ...]], output: tuple[int, ...]) -> int:
+def _flops(node: ir.Node, inputs: Sequence[tuple[int, ...]], output: tuple[int, ...]) -> int:
     """Returns the floating-point operations of one node."""
-    attributes = {a.name: a for a in node.attribute}
     if node.op_type in ("MatMul", "FusedMatMul") and inputs:
-        inner = inputs[0][-2] if _flag(attributes, "transA") else inputs[0][-1]
+        inner = inputs[0][-2] if _flag(node, "transA") else inputs[0][-1]
         return 2 * prod(output) * inner
     if node.op_type == "Gemm":
-        inner = inputs[0][0] if _flag(attributes, "transA") else inputs[0][1]
+        inner = inputs[0][0] if _flag(node, "transA") else inputs[0][1]
         return 2 * prod(output) * inner
     if node.op_type == "Conv":  # weight: [out channels, in channels / groups, kernel...]
         return 2 * prod(output) * prod(inputs[1][1:])
@@ -91,35 +94,28 @@ def _flops(node: Any, inputs: Sequence[tuple[int, ...]], output: tuple[int, ...]
     return prod(output)
 
 
-def _flag(attributes: Mapping[str, Any], name: str) -> bool:
-    return bool(attributes[name].i) if name in attributes else False
+def _flag(node: ir.Node, name: str) -> bool:
+    return name in node.attributes and bool(node.attributes[name].as_int())
 
 
-def _run_exposed(proto: Any, case: Case) -> dict[str, AnyArray]:
+def _run_exposed(model: ir.Model, case: Case) -> dict[str, AnyArray]:
     """Runs a copy of the graph whose every intermediate value is an output, as it stands (no optimisation)."""
-    import onnx
     import onnxruntime as ort
 
-    exposed = onnx.ModelProto()
-    exposed.CopyFrom(proto)
-    present = {value.name for value in exposed.graph.output}
-    for node in exposed.graph.node:
-        for name in node.output:
-            if name and name not in present:
-                exposed.graph.output.append(onnx.helper.make_empty_tensor_value_info(name))
-                present.add(name)
+    exposed = model.clone()
+    present = {value.name for value in exposed.graph.outputs}
+    for node in exposed.graph:
+        for value in node.outputs:
+            if value.name and value.name not in present:
+                exposed.graph.outputs.append(value)
+                present.add(value.name)
     options = ort.SessionOptions()
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.log_severity_level = 4
-    session = ort.InferenceSession(exposed.SerializeToString(), options, providers=["CPUExecutionProvider"])
-    names = [o.name for o in session.get_outputs()]
-    feeds = {i.name: case.inputs[i.name] for i in session.get_inputs()}
-    values = zip(names, session.run(names, feeds), strict=True)
-    return {name: value for name, value in values if isinstance(value, np.ndarray)}
-
-
-def _element_bytes(onnx_type: int) -> int:
-    from compiler.dtypes import dtype_from_onnx
-
-    dtype = dtype_from_onnx(onnx_type)
-    return dtype.numpy.itemsize if dtype else 1
+    with tempfile.TemporaryDirectory(prefix="modelkiln-") as work:
+        write_onnx(exposed, Path(work))
+        session = ort.InferenceSession(str(Path(work, MODEL_FILE)), options, providers=["CPUExecutionProvider"])
+        names = [o.name for o in session.get_outputs()]
+        feeds = {i.name: case.inputs[i.name] for i in session.get_inputs()}
+        values = zip(names, session.run(names, feeds), strict=True)
+        return {name: value for name, value in values if isinstance(value, np.ndarray)}

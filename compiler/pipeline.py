@@ -21,8 +21,9 @@ from compiler.graph_stats import graph_stats
 from compiler.passes import num_nodes
 from compiler.progress import Stage, silent_stage
 from compiler.recorded import record
+from compiler.reference import check_output_shapes
 from compiler.repository import Published, Repository
-from compiler.source import factory_code, load_module, resolve_file
+from compiler.sources import open_source, source_files, source_packages
 from compiler.spec import AUTO, ModelSpec
 from compiler.targets.registry import SOURCE_FILE, TARGET_NAMES, ArtifactTensor, target_named
 from compiler.triton_config import model_config, text_from_config
@@ -61,9 +62,21 @@ def num_stages(spec: ModelSpec) -> int:
 
 
 def compile_model(
-    spec: ModelSpec, repository: Repository, *, force: bool = False, stage: Stage = silent_stage
+    spec: ModelSpec,
+    repository: Repository,
+    *,
+    force: bool = False,
+    trust_pickle: bool = False,
+    stage: Stage = silent_stage,
 ) -> BuildResult:
     """Builds, proves and publishes one model; does nothing where its newest version is already that.
+
+    Args:
+        spec: the validated spec.
+        repository: where to publish.
+        force: build even where nothing changed.
+        trust_pickle: let the source's files run code where they cannot be opened otherwise.
+        stage: shows the progress.
 
     Raises:
         ModelkilnError: the repository is as it was.
@@ -71,35 +84,33 @@ def compile_model(
     started = time.monotonic()
     repository.check_publishable(spec.name)
     choices = choices_for(spec)
-    fingerprint = {**inputs_fingerprint(spec.document, _files(spec), packages_of(spec)), **machine_of(spec, choices)}
+    packages = (*packages_of(spec), *source_packages(spec))
+    fingerprint = {**inputs_fingerprint(spec.document, source_files(spec), packages), **machine_of(spec, choices)}
     if not force and (current := up_to_date(repository, spec.name, fingerprint, spec.path.parent)):
         return BuildResult(current, built=False, seconds=time.monotonic() - started)
     require_targets(spec, choices)
 
     with stage("load the model") as log:
-        from compiler.reference import check_output_shapes, check_signature, run_reference
-
-        module = load_module(spec)
-        check_signature(module, spec)
-        parameters = sum(p.numel() for p in module.parameters())
-        log.note(f"{spec.source.factory}: {parameters:,} parameters")
+        source = open_source(spec, trust_pickle=trust_pickle)
+        for line in (source.description, *source.notes):
+            log.note(line)
     with stage("run the reference") as log:
         traced = make_case(spec, "export", export_sizes(spec), padded=False)
-        run_reference(module, spec, traced)
+        source.reference(traced)
         cases = parity_cases(spec)
         references = {}
         for done, case in enumerate(cases, start=1):
-            references[case.name] = run_reference(module, spec, case)
+            references[case.name] = source.reference(case)
             log.step(done, len(cases))
     with stage("export to ONNX") as log:
-        from compiler.export import export_onnx
-
-        exported = export_onnx(module, spec, traced)
+        exported = source.export(traced)
         # After the export, which names the line where a size was baked in.
         for case in cases:
             check_output_shapes(spec, case, references[case.name])
-        code = factory_code(spec.source.factory)
+        code = source.code()
         log.note(f"opset {exported.opset}, {num_nodes(exported.model)} nodes")
+        for line in exported.notes:
+            log.note(line)
     with tempfile.TemporaryDirectory(prefix="modelkiln-") as work:
         candidates = []
         with stage("optimise, write and prove") as log:
@@ -125,14 +136,21 @@ def compile_model(
             recorded = record(cases, references, chosen.folder)
             config_text = text_from_config(model_config(spec, target, inputs, outputs))
             manifest = {
-                **manifest_head(spec.document, fingerprint, code, spec.path),
+                **manifest_head(
+                    spec.document, fingerprint, code, spec.path, flags=" --trust-pickle" if source.trusted else ""
+                ),
+                "source": {
+                    "description": source.description,
+                    "notes": [*source.notes, *exported.notes],
+                    "trusted": list(source.trusted),
+                },
                 "target": chosen.choice.target,
                 "backend": target.backend,
                 "precision": chosen.choice.precision,
                 "artifact": chosen.facts,
                 "exporter": exported.exporter,
                 "opset": exported.opset,
-                "parameters": parameters,
+                "parameters": source.num_parameters,
                 "inputs": [_tensor_json(t) for t in inputs],
                 "outputs": [_tensor_json(t) for t in outputs],
                 "graph": {
@@ -218,13 +236,13 @@ def build_key(fingerprint: dict[str, Any], code: dict[str, str]) -> str:
 
 
 def manifest_head(
-    document: dict[str, Any], fingerprint: dict[str, Any], code: dict[str, str], path: Path
+    document: dict[str, Any], fingerprint: dict[str, Any], code: dict[str, str], path: Path, flags: str = ""
 ) -> dict[str, Any]:
     """Returns what every manifest begins with: the inputs, and how to make the version again."""
     return {
         "build_key": build_key(fingerprint, code),
         "created_at": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        "command": f"compile build {path.name}",
+        "command": f"compile build {path.name}{flags}",
         "modelkiln": __version__,
         "platform": f"{platform.system()} {platform.machine()}",
         "made_from": fingerprint,
@@ -249,17 +267,6 @@ def check_artifact(spec: ModelSpec, inputs: Sequence[ArtifactTensor], outputs: S
                 f"'{tensor.name}' is {got.name} in the compiled file, the spec says {tensor.dtype.name}",
                 hint=f"set dtype: {got.name} in the spec, or convert it in the model",
             )
-
-
-def _files(spec: ModelSpec) -> dict[str, Path]:
-    """Returns the files that the spec names, by the name it gives them."""
-    folder = spec.path.parent
-    files = {}
-    if spec.source.weights:
-        files[spec.source.weights] = resolve_file(spec.at("source", "weights"), spec.source.weights, folder)
-    for index, name in enumerate(spec.source.files):
-        files[name] = resolve_file(spec.at("source", "files").value[index], name, folder)
-    return files
 
 
 def _tensor_json(tensor: ArtifactTensor) -> dict[str, Any]:

@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from compiler.errors import EnvironmentLacks, one_of
+from compiler.files import resolve_file
 from compiler.fingerprint import inputs_fingerprint
 from compiler.pipeline import BuildResult, manifest_head, up_to_date
 from compiler.progress import Stage, silent_stage
 from compiler.repository import MANIFEST_FILE, Repository
-from compiler.source import resolve_file
 from compiler.spec import Serving, model_name, read_serving
 from compiler.tensors import (
     BATCH_DIM,

@@ -11,8 +11,7 @@ import numpy as np
 
 from compiler.cases import Case
 from compiler.dtypes import AnyArray
-from compiler.errors import ModelRefused, did_you_mean, one_of
-from compiler.source import where_it_failed
+from compiler.errors import ModelRefused, did_you_mean, one_of, where_it_failed
 from compiler.spec import ModelSpec
 from compiler.tensors import BATCH_DIM
 
@@ -85,20 +84,25 @@ def run_reference(module: torch.nn.Module, spec: ModelSpec, case: Case) -> dict[
             result = module(**inputs)
     except Exception as error:
         raise ModelRefused(
-            f"the PyTorch model itself fails at {case.name}: {where_it_failed(error)}", hint=_narrow(spec)
+            f"the PyTorch model itself fails at {case.name}: {where_it_failed(error)}", hint=narrow(spec)
         ) from error
-    outputs = {}
+    outputs: dict[str, AnyArray] = {}
     for spec_output, value in zip(spec.outputs, flatten_outputs(result, spec), strict=True):
         if not isinstance(value, torch.Tensor):
             raise ModelRefused(f"output '{spec_output.name}' is {type(value).__name__}, not a tensor")
-        array = value.detach().cpu().numpy()
+        outputs[spec_output.name] = value.detach().cpu().numpy()
+    check_finite(outputs, case, "the PyTorch model")
+    return outputs
+
+
+def check_finite(outputs: Mapping[str, AnyArray], case: Case, model: str) -> None:
+    """Refuses an oracle that answers NaN or infinity: nothing can be compared with that."""
+    for name, array in outputs.items():
         if array.dtype.kind == "f" and not np.isfinite(array).all():
             raise ModelRefused(
-                f"the PyTorch model itself answers NaN or infinity at {case.name}, output '{spec_output.name}'",
+                f"{model} itself answers NaN or infinity at {case.name}, output '{name}'",
                 hint="narrow the input's range in the spec to what requests will hold",
             )
-        outputs[spec_output.name] = array
-    return outputs
 
 
 def check_output_shapes(spec: ModelSpec, case: Case, outputs: Mapping[str, AnyArray]) -> None:
@@ -125,7 +129,8 @@ def check_output_shapes(spec: ModelSpec, case: Case, outputs: Mapping[str, AnyAr
             )
 
 
-def _narrow(spec: ModelSpec) -> str:
+def narrow(spec: ModelSpec) -> str:
+    """Returns the hint for a model that fails at a size or value that its spec promises."""
     ranges = ", ".join(f"{d.name} {d.min}..{d.max}" for d in spec.dims.values())
     if not ranges:
         return "fix the model, or the input's shape and range in the spec"

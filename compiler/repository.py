@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from compiler.errors import EnvironmentLacks, RepositoryError, UsageError, did_you_mean, one_of
-from compiler.source import file_sha256
+from compiler.files import file_sha256
 from compiler.triton_config import CONFIG_FILE
 from compiler.triton_install import link_or_copy
 

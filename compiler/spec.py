@@ -14,6 +14,7 @@ from typing import Any
 
 from compiler.engine_options import EngineOptions, read_engine
 from compiler.errors import one_of
+from compiler.source_spec import Source, read_source
 from compiler.targets.registry import TARGET_NAMES
 from compiler.tensors import (
     BATCH_DIM,
@@ -35,18 +36,6 @@ DEFAULT_OPSET = 20
 SUPPORTED_OPSETS = (18, 20)
 
 _MODEL_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")
-_FACTORY = re.compile(r"[A-Za-z_][\w]*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
-
-
-@dataclass(frozen=True)
-class Source:
-    """Where the model comes from: a `module:factory`, and optionally a weight file to load into it."""
-
-    factory: str
-    args: dict[str, Any]
-    weights: str | None
-    ignore_weights: tuple[str, ...]
-    files: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -92,7 +81,7 @@ class Serving:
 
 @dataclass(frozen=True)
 class ModelSpec:
-    """Everything `compile build` needs to know about one PyTorch model."""
+    """Everything `compile build` needs to know about one model."""
 
     path: Path
     name: str
@@ -178,7 +167,7 @@ def model_spec_from_node(root: Node, path: Path) -> ModelSpec:
     return ModelSpec(
         path=path,
         name=model_name(table["name"]),
-        source=_source(table["source"]),
+        source=read_source(table["source"]),
         dims=dims,
         inputs=inputs,
         outputs=outputs,
@@ -223,29 +212,6 @@ def read_serving(node: Node | None) -> Serving:
         instances=instances.integer("serving.instances", 1, 1024) if instances else 1,
         threads=threads.integer("serving.threads", 0, 1024) if threads else 0,
     )
-
-
-def _source(node: Node) -> Source:
-    table = node.table("source", required=("factory",), optional=("args", "weights", "ignore_weights", "files"))
-    factory = table["factory"].string("source.factory")
-    if not _FACTORY.fullmatch(factory):
-        table["factory"].fail(
-            f"source.factory is {factory!r}; allowed: 'package.module:function', a function that returns an nn.Module"
-        )
-    args, weights, ignore, files = (table.get(k) for k in ("args", "weights", "ignore_weights", "files"))
-    if ignore and not weights:
-        ignore.fail("source.ignore_weights says which weights to leave out, but there is no source.weights")
-    return Source(
-        factory=factory,
-        args={k: v.plain() for k, v in args.mapping("source.args").items()} if args else {},
-        weights=weights.string("source.weights") if weights else None,
-        ignore_weights=_strings(ignore, "source.ignore_weights"),
-        files=_strings(files, "source.files"),
-    )
-
-
-def _strings(node: Node | None, what: str) -> tuple[str, ...]:
-    return tuple(item.string(f"an entry of {what}") for item in node.items(what)) if node else ()
 
 
 def _tolerance(node: Node | None) -> dict[str, float]:

@@ -45,14 +45,14 @@ def write_onnx(
 
 def open_session(folder: Path, threads: int, name: str = MODEL_FILE) -> Runner:
     """Opens the written file on the CPU, with the options of `backends/onnxruntime`."""
-    ort = _onnxruntime()
+    ort = import_onnxruntime()
     options = ort.SessionOptions()
     options.intra_op_num_threads = threads
     options.log_severity_level = 3
     try:
         session = ort.InferenceSession(str(folder / name), options, providers=["CPUExecutionProvider"])
     except Exception as error:
-        raise ModelRefused(f"ONNX Runtime {ort.__version__} cannot load the file: {_first_line(error)}") from error
+        raise ModelRefused(f"ONNX Runtime {ort.__version__} cannot load the file: {first_line(error)}") from error
     wanted = [i.name for i in session.get_inputs()]
     names = [o.name for o in session.get_outputs()]
 
@@ -61,7 +61,7 @@ def open_session(folder: Path, threads: int, name: str = MODEL_FILE) -> Runner:
             values = session.run(names, {name: inputs[name] for name in wanted})
         except Exception as error:
             shapes = ", ".join(f"{n} {list(inputs[n].shape)}" for n in wanted)
-            raise ModelRefused(f"the compiled file fails at {shapes}: {_first_line(error)}") from error
+            raise ModelRefused(f"the compiled file fails at {shapes}: {first_line(error)}") from error
         return dict(zip(names, values, strict=True))
 
     return run
@@ -86,7 +86,8 @@ def parameters(serving: Serving) -> dict[str, str]:
     return {"intra_op_thread_count": str(serving.threads)} if serving.threads else {}
 
 
-def _onnxruntime() -> Any:
+def import_onnxruntime() -> Any:
+    """Imports ONNX Runtime; raises EnvironmentLacks with the install command where it is absent."""
     try:
         import onnxruntime
     except ModuleNotFoundError as error:
@@ -97,7 +98,8 @@ def _onnxruntime() -> Any:
     return onnxruntime
 
 
-def _first_line(error: BaseException) -> str:
+def first_line(error: BaseException) -> str:
+    """Returns an error's text on one line, cut at 400 characters."""
     return " ".join(str(error).split())[:400]
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from compiler.engine_host import DISTRIBUTIONS, host_gpus
 from compiler.errors import ModelRefused, one_of
-from compiler.source import file_sha256
+from compiler.files import file_sha256
 from compiler.targets import onnxruntime
 from compiler.targets.registry import SOURCE_FILE, ArtifactTensor, Target
 from compiler.targets.tensorrt_build import (

@@ -20,7 +20,8 @@ from numpy.typing import NDArray
 
 from clients.grpc import GrpcClient
 from clients.http import HttpClient
-from compiler.source import load_module, resolve_file
+from compiler.files import resolve_file
+from compiler.sources.factory import load_module
 from compiler.spec import model_spec_from_file
 
 SENTENCES = (

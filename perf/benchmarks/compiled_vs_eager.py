@@ -15,7 +15,7 @@ import numpy as np
 
 from compiler.cases import make_case
 from compiler.repository import Repository
-from compiler.source import load_module
+from compiler.sources.factory import load_module
 from compiler.spec import model_spec_from_file
 from compiler.targets.registry import target_named
 

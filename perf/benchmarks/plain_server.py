@@ -13,7 +13,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-from compiler.source import load_module, resolve_file
+from compiler.files import resolve_file
+from compiler.sources.factory import load_module
 from compiler.spec import model_spec_from_file
 
 

@@ -42,7 +42,7 @@ def test_a_changed_weight_is_found_even_where_the_hashes_were_changed_with_it(st
     with pytest.raises(RepositoryError, match=r"model\.onnx is not the file that was published"):
         verify_again(store, published)
     manifest = json.loads((published.folder / "manifest.json").read_text())
-    from compiler.source import file_sha256
+    from compiler.files import file_sha256
 
     manifest["files"]["model.onnx"] = {"bytes": path.stat().st_size, "sha256": file_sha256(path)}
     (published.folder / "manifest.json").write_text(json.dumps(manifest))

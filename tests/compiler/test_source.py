@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import os
 import pickle
 import sys
@@ -10,10 +11,13 @@ import torch
 from safetensors.torch import save_file
 
 from compiler.errors import EnvironmentLacks, ModelRefused, SpecError
-from compiler.source import code_sha256, factory_code, load_module, resolve_file
+from compiler.files import resolve_file
+from compiler.sources.code import code_sha256, factory_code
+from compiler.sources.factory import load_module
 from compiler.spec import model_spec_from_file
 from compiler.yaml_reader import Node
 from tests.compiler.conftest import SPEC
+from tests.serving import run_compile
 
 LINEAR = """
 class Model(nn.Module):
@@ -196,3 +200,36 @@ def test_the_code_behind_a_factory_is_its_module_and_what_that_imports(tmp_path,
 @pytest.mark.parametrize("path", ["os.path/x.py", "../../etc/passwd", "json/../../../etc/passwd", "", "/etc/passwd"])
 def test_a_path_from_a_manifest_is_looked_up_by_plain_names_only(path, tmp_path):
     assert code_sha256(path, tmp_path) is None
+
+
+def test_i02_trust_pickle_opens_what_weights_only_refuses_and_it_is_recorded(project, tmp_path):
+    created = tmp_path / "created"
+    torch.save({**STATE, "layer.extra": Bomb(created)}, tmp_path / "w.pt")
+    spec = project(LINEAR, WEIGHTED.replace("WEIGHTS", "w.pt"))
+    refused = run_compile("build", spec, "-r", tmp_path / "repo")
+    assert refused.returncode == 1 and not created.exists()
+    assert refused.stderr.startswith("error: source.weights w.pt was refused: it is damaged or holds code")
+    assert "`compile build --trust-pickle` runs its code, and is for files that you wrote yourself" in refused.stderr
+    # The flag does what it says, and no more: the content must still be named tensors.
+    trusted = run_compile("build", spec, "-r", tmp_path / "repo", "--trust-pickle")
+    assert created.exists() and trusted.returncode == 1
+    assert "source.weights w.pt holds dict, not a mapping from names to tensors" in trusted.stderr
+
+
+def test_a_whole_module_in_a_pickle_is_its_weights_where_it_is_trusted(project, tmp_path):
+    torch.save(torch.nn.ModuleDict({"layer": torch.nn.Linear(16, 3)}), tmp_path / "w.pt")
+    spec = project(LINEAR, WEIGHTED.replace("WEIGHTS", "w.pt"))
+    done = run_compile("build", spec, "-r", tmp_path / "repo", "--trust-pickle")
+    assert done.returncode == 0, done.stderr
+    assert "warning: w.pt was opened with --trust-pickle: whoever wrote it could run code" in done.stderr
+    manifest = json.loads((tmp_path / "repo" / "small" / "1" / "manifest.json").read_text())
+    assert manifest["source"]["trusted"] == ["w.pt"]
+    assert manifest["command"] == "compile build spec.yaml --trust-pickle"
+
+
+def test_trust_that_was_not_needed_is_not_recorded(project, tmp_path):
+    spec = _weighted(project, tmp_path, "w.pt", STATE)
+    done = run_compile("build", spec, "-r", tmp_path / "repo", "--trust-pickle", "--json")
+    manifest = json.loads(done.stdout)["models"][0]["manifest"]
+    assert manifest["source"]["trusted"] == [] and manifest["command"] == "compile build spec.yaml"
+    assert "warning" not in done.stderr

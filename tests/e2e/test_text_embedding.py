@@ -15,7 +15,7 @@ import tritonclient.grpc as grpc_client
 import tritonclient.http as http_client
 from tritonclient.utils import InferenceServerException
 
-from compiler.source import load_module
+from compiler.sources.factory import load_module
 from compiler.spec import model_spec_from_file
 from compiler.triton_config import CONFIG_FILE, config_from_text
 from ensembles.text_embedding.demo import SENTENCES, reference_embeddings

@@ -1,0 +1,89 @@
+"""The Python source files behind a factory: found after it ran, hashed later without importing anything."""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import importlib.util
+import sys
+import sysconfig
+from collections.abc import Iterator
+from pathlib import Path
+
+from compiler.files import file_sha256
+
+
+@contextlib.contextmanager
+def importable(folder: Path) -> Iterator[None]:
+    """Makes modules beside the spec importable, as Python does for a script's own folder."""
+    entry = str(folder.resolve())
+    sys.path.insert(0, entry)
+    try:
+        yield
+    finally:
+        with contextlib.suppress(ValueError):
+            sys.path.remove(entry)
+
+
+def factory_code(factory: str) -> dict[str, str]:
+    """Returns sha256 by relative path of the source files behind a factory: its module and what that imports.
+
+    Installed packages are left out; their versions are recorded instead. The path is relative to the
+    folder that holds the top-level package, so that it means the same on another machine.
+    """
+    found: dict[str, str] = {}
+    pending = [factory.partition(":")[0]]
+    seen: set[str] = set()
+    while pending:
+        name = pending.pop()
+        if not name or name in seen:
+            continue
+        seen.add(name)
+        pending.append(name.rpartition(".")[0])  # importing a.b runs a/__init__.py
+        path = Path(getattr(sys.modules.get(name), "__file__", None) or "")
+        if path.suffix != ".py" or not path.is_file() or _is_installed(path):
+            continue
+        inner = name.replace(".", "/")
+        is_package = path.name == "__init__.py"
+        found[f"{inner}/__init__.py" if is_package else f"{inner}.py"] = file_sha256(path)
+        pending += _imports(path, name if is_package else name.rpartition(".")[0])
+    return found
+
+
+def _is_installed(path: Path) -> bool:
+    roots = {Path(p).resolve() for p in (sysconfig.get_path("purelib"), sysconfig.get_path("stdlib"))}
+    return any(root in path.resolve().parents for root in roots)
+
+
+def _imports(path: Path, package: str) -> list[str]:
+    """Returns the names of the modules that a source file imports, anywhere in it."""
+    names = []
+    for node in ast.walk(ast.parse(path.read_bytes())):
+        if isinstance(node, ast.Import):
+            names += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            parents = package.split(".")[: len(package.split(".")) - node.level + 1] if node.level else []
+            base = ".".join([*parents, *([node.module] if node.module else [])])
+            # `from a import b`: b may be a module or a name in a; what is no module is skipped later.
+            names += [base, *(f"{base}.{alias.name}" for alias in node.names)]
+    return names
+
+
+def code_sha256(relative: str, folder: Path) -> str | None:
+    """Hashes a file that `factory_code` named, without importing it; None where it is gone."""
+    top, _, rest = relative.partition("/")
+    # Only a plain name is looked up: finding "a.b" would import a.
+    if not top.removesuffix(".py").isidentifier() or ".." in rest.split("/"):
+        return None
+    with importable(folder):
+        try:
+            found = importlib.util.find_spec(top.removesuffix(".py"))
+        except (ImportError, ValueError):
+            return None
+    if found is None:
+        return None
+    if not rest:
+        candidates = [Path(found.origin)] if found.origin else []
+    else:
+        candidates = [Path(root) / rest for root in found.submodule_search_locations or ()]
+    return next((file_sha256(p) for p in candidates if p.is_file()), None)

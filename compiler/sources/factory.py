@@ -1,0 +1,130 @@
+"""A factory: imported, called, and its weights loaded strictly. The only source that runs code of the user's."""
+
+from __future__ import annotations
+
+import fnmatch
+import importlib
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from compiler.errors import EnvironmentLacks, ModelRefused, one_of, where_it_failed
+from compiler.files import resolve_file
+from compiler.source_spec import FactorySource
+from compiler.sources.base import OpenedSource, opened_module, trust_note
+from compiler.sources.code import factory_code, importable
+from compiler.sources.weights import read_weights, some
+from compiler.spec import ModelSpec
+
+if TYPE_CHECKING:
+    import torch
+
+
+def factory_files(spec: ModelSpec, source: FactorySource) -> dict[str, Path]:
+    """Returns the files that the spec names, by the name it gives them."""
+    folder = spec.path.parent
+    files = {}
+    if source.weights:
+        files[source.weights] = resolve_file(spec.at("source", "weights"), source.weights, folder)
+    for index, name in enumerate(source.files):
+        files[name] = resolve_file(spec.at("source", "files").value[index], name, folder)
+    return files
+
+
+def open_factory(spec: ModelSpec, source: FactorySource, trust_pickle: bool) -> OpenedSource:
+    """Opens the factory's module as a source; raises as `load_module` does."""
+    module, trusted = _load(spec, source, trust_pickle)
+    return opened_module(
+        module,
+        spec,
+        source.factory,
+        code=lambda: factory_code(source.factory),
+        notes=tuple(map(trust_note, trusted)),
+        trusted=trusted,
+    )
+
+
+def load_module(spec: ModelSpec) -> torch.nn.Module:
+    """Imports and calls the factory, then loads the weights strictly; the module comes back in eval mode.
+
+    Raises:
+        SpecError: the factory or the weight file does not exist.
+        ModelRefused: the factory raised, or the weights do not fit the module by name and shape.
+        EnvironmentLacks: a package that the factory's module needs is not installed.
+    """
+    assert isinstance(spec.source, FactorySource)
+    return _load(spec, spec.source, trust_pickle=False)[0]
+
+
+def _load(spec: ModelSpec, source: FactorySource, trust_pickle: bool) -> tuple[torch.nn.Module, tuple[str, ...]]:
+    """Returns the module, and the names of the files that were opened although they can run code."""
+    import torch
+
+    weights = source.weights
+    # Looked up first: a misspelt path must not cost the minute that some factories take.
+    weight_file = resolve_file(spec.at("source", "weights"), weights, spec.path.parent) if weights else None
+    with importable(spec.path.parent):
+        module = _call_factory(spec, source)
+    if not isinstance(module, torch.nn.Module):
+        raise ModelRefused(f"source.factory {source.factory} returned {type(module).__name__}, not a torch.nn.Module")
+    trusted: tuple[str, ...] = ()
+    if weights and weight_file is not None:
+        state, was_trusted = read_weights(weight_file, f"source.weights {weights}", trust_pickle)
+        _load_weights(module, spec, source, state)
+        trusted = (weights,) if was_trusted else ()
+    return module.eval(), trusted
+
+
+def _call_factory(spec: ModelSpec, source: FactorySource) -> Any:
+    name, _, function = source.factory.partition(":")
+    node = spec.at("source", "factory")
+    try:
+        module = importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        missing = error.name or ""
+        if missing == name or name.startswith(missing + "."):
+            node.fail(
+                f"source.factory: no module named '{missing}'",
+                hint=f"modules are looked for beside the spec ({spec.path.parent}) and among installed packages",
+            )
+        raise EnvironmentLacks(
+            f"source.factory: {name} needs the package '{missing}', which is not installed",
+            hint=f"pip install {missing.split('.')[0]}",
+        ) from error
+    except Exception as error:
+        raise ModelRefused(f"source.factory: importing {name} failed: {where_it_failed(error)}") from error
+    build = getattr(module, function, None)
+    if not callable(build):
+        names = [n for n, v in vars(module).items() if callable(v) and not n.startswith("_")]
+        node.fail(f"source.factory: {name} has no function '{function}'; it has: {one_of(names)}")
+    try:
+        return build(**source.args)
+    except Exception as error:
+        raise ModelRefused(f"source.factory: {source.factory} failed: {where_it_failed(error)}") from error
+
+
+def _load_weights(
+    module: torch.nn.Module, spec: ModelSpec, source: FactorySource, state: dict[str, torch.Tensor]
+) -> None:
+    ignored = [k for k in state if any(fnmatch.fnmatchcase(k, p) for p in source.ignore_weights)]
+    for pattern in source.ignore_weights:
+        if not fnmatch.filter(ignored, pattern):
+            spec.at("source", "ignore_weights").fail(f"source.ignore_weights: no weight matches '{pattern}'")
+    state = {k: v for k, v in state.items() if k not in ignored}
+    own = module.state_dict()
+    missing, extra = sorted(own.keys() - state.keys()), sorted(state.keys() - own.keys())
+    shapes = [
+        f"{k} is {list(state[k].shape)} in the file and {list(own[k].shape)} in the module"
+        for k in sorted(own.keys() & state.keys())
+        if own[k].shape != state[k].shape
+    ]
+    problems = [
+        *([f"missing from the file: {some(missing)}"] if missing else []),
+        *([f"not in the module: {some(extra)}"] if extra else []),
+        *shapes[:5],
+    ]
+    if problems:
+        raise ModelRefused(
+            f"source.weights {source.weights} does not fit the module: " + "; ".join(problems),
+            hint="weights that the module does not need can be named in source.ignore_weights (a glob)",
+        )
+    module.load_state_dict(state)
