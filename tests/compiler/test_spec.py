@@ -100,3 +100,40 @@ inputs: [{name: x, dtype: float32, shape: [1, 3, 8, 8]}]
 outputs: [{name: y}]
 """
     assert _spec(tmp_path, text).max_batch_size == 0
+
+
+ALLOWED = "exactly one is required of: exported_program, factory, huggingface, onnx, python"
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("{weights: w.pt}", f"2: source has no kind: it holds 'weights'; {ALLOWED}"),
+        ("{onxx: m.onnx}", f"2: source has no kind: it holds 'onxx' (did you mean 'onnx'?); {ALLOWED}"),
+        ("{}", f"2: source has no kind: it holds nothing; {ALLOWED}"),
+        ("m.onnx", "2: source must be a mapping, not 'm.onnx'"),
+        (
+            "\n  onnx: m.onnx\n  factory: a:b",
+            "4: source has two kinds: factory and onnx; exactly one is allowed",
+        ),
+        ("\n  onnx: m.onnx\n  weights: w.pt", "4: unknown key 'weights' in source; allowed: onnx"),
+        ("\n  onnx:", "3: source.onnx must be a non-empty string, not nothing"),
+        (
+            "\n  exported_program: m.pt2\n  args: {}",
+            "4: unknown key 'args' in source; allowed: exported_program",
+        ),
+        ("{huggingface: f}", "2: source lacks the key 'model_class'; required: huggingface, model_class"),
+        (
+            "\n  huggingface: f\n  model_class: a.B",
+            "4: source.model_class is 'a.B'; allowed: the name of a class of transformers, such as AutoModel",
+        ),
+        (
+            "\n  huggingface: f\n  model_class: AutoModel\n  trust_remote_code: true",
+            "5: unknown key 'trust_remote_code' in source; allowed: huggingface, ignore_weights, model_class",
+        ),
+    ],
+)
+def test_a_source_has_exactly_one_kind_and_its_keys(tmp_path, source, message):
+    with pytest.raises(SpecError) as error:
+        _spec(tmp_path, GOOD.replace("\n  factory: pkg.mod:build", f" {source}"))
+    assert str(error.value) == f"{tmp_path}/s.yaml:{message}"
