@@ -59,8 +59,9 @@ def convert(
             f"precision {precision} needs samples to judge by, none were given",
             hint="give calibration data: a folder of .npz files with an array for each input",
         )
+    # A case holds the spec's inputs, of which a pass may have pruned some.
     given = [
-        checked_sample({n: a for n, a in s.items() if n in inputs or i == 0}, inputs, f"sample {i}")
+        checked_sample({n: a for n, a in s.items() if n in inputs}, inputs, f"sample {i}")
         for i, s in enumerate(samples)
     ]
     if precision == "int8":

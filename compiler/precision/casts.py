@@ -42,6 +42,7 @@ class _Conversion:
         self.casts = 0
 
     def run(self, held: Set[str]) -> dict[str, int]:
+        import onnx_ir
         from onnx_ir import DataType
 
         graph = self._model.graph
@@ -66,8 +67,6 @@ class _Conversion:
                 if value.dtype == DataType.FLOAT and slot and slot.variable in low:
                     low_values.append(value)
             if node.op_type == "Cast" and attribute(node, "to", 0) == DataType.FLOAT:
-                import onnx_ir
-
                 node.attributes["to"] = onnx_ir.AttrInt64("to", int(self._dtype))
         is_low = set(low_values)
         # Borders out: who reads a half value and is not itself half at that input gets it cast back. This sees the
@@ -81,7 +80,8 @@ class _Conversion:
             if value not in is_low:
                 node.replace_input_with(index, self._low(value))
         for value in low_values:
-            value.dtype = self._dtype
+            # A new type object: a cloned graph shares the old one with the graph it came from.
+            value.type = onnx_ir.TensorType(self._dtype)
         self._restore_outputs(outputs, is_low)
         return {"half_nodes": converted, "casts": self.casts}
 
@@ -111,7 +111,9 @@ class _Conversion:
 
     def _cast(self, value: ir.Value, dtype: ir.DataType) -> ir.Value:
         if value not in self._other:
-            node = add_node("Cast", [value], f"{value.name}_as_{dtype.name.lower()}", dtype, value.shape, {"to": int(dtype)})
+            node = add_node(
+                "Cast", [value], f"{value.name}_as_{dtype.name.lower()}", dtype, value.shape, {"to": int(dtype)}
+            )
             insert_after_source(self._model.graph, value, [node])
             self._other[value] = node.outputs[0]
             self.casts += 1

@@ -90,9 +90,7 @@ def _scale(graph: ir.Graph, data: ir.Value) -> tuple[ir.Value, ir.Value, ir.Valu
 
     outputs = [
         onnx_ir.Value(name=f"{data.name}_u8", type=onnx_ir.TensorType(DataType.UINT8), shape=data.shape),
-        onnx_ir.Value(
-            name=f"{data.name}_u8_scale", type=onnx_ir.TensorType(DataType.FLOAT), shape=onnx_ir.Shape([])
-        ),
+        onnx_ir.Value(name=f"{data.name}_u8_scale", type=onnx_ir.TensorType(DataType.FLOAT), shape=onnx_ir.Shape([])),
         onnx_ir.Value(
             name=f"{data.name}_u8_zero_point", type=onnx_ir.TensorType(DataType.UINT8), shape=onnx_ir.Shape([])
         ),

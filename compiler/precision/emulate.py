@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 def emulated(model: ir.Model) -> ir.Model:
     """Returns a copy in which only Casts have half inputs or outputs."""
+    import onnx_ir
     from onnx_ir import DataType
 
     copy = model.clone()
@@ -43,7 +44,7 @@ def emulated(model: ir.Model) -> ir.Model:
             graph.insert_after(node, [down])
             # The use by the Cast itself was none yet: it is made here, after the others were moved.
             down.replace_input_with(0, value)
-            value.dtype = DataType.FLOAT
+            value.type = onnx_ir.TensorType(DataType.FLOAT)
     return copy
 
 

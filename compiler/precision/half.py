@@ -26,9 +26,7 @@ if TYPE_CHECKING:
 _RISKY = ("Exp", "Log", "Pow", "Softmax", "LogSoftmax", "Div", "Reciprocal", "Sqrt", "LayerNormalization")
 
 
-def convert_half(
-    model: ir.Model, precision: str, samples: Samples, options: CalibrationOptions
-) -> PrecisionResult:
+def convert_half(model: ir.Model, precision: str, samples: Samples, options: CalibrationOptions) -> PrecisionResult:
     """Converts a graph to fp16 or bf16; its inputs and outputs keep their types.
 
     Raises:
@@ -62,18 +60,20 @@ def convert_half(
             hint="take a lower min_cosine or a larger max_runs, or precision fp32",
         )
     for name in found.held:
-        reasons[name] = f"costs accuracy: held among {len(found.held)} nodes that bring the agreement to {found.score:.6f}"
+        reasons[name] = (
+            f"costs accuracy: held among {len(found.held)} nodes that bring the agreement to {found.score:.6f}"
+        )
     result, counts = build(found.held)
     held = tuple(
-        HeldNode(name, node.op_type, reasons[name]) for name, node in nodes.items() if name in reasons and _has_float(node)
+        HeldNode(name, node.op_type, reasons[name])
+        for name, node in nodes.items()
+        if name in reasons and _has_float(node)
     )
     notes = [
         f"agreement with fp32 {found.score:.6f} on {len(judged)} samples, each node's result rounded to {precision}; "
         f"{found.runs} graphs tried"
     ]
-    return PrecisionResult(
-        result, precision, held, tuple(notes), {**counts, "held_nodes": len(held)}, found.score
-    )
+    return PrecisionResult(result, precision, held, tuple(notes), {**counts, "held_nodes": len(held)}, found.score)
 
 
 def _ranked(free: Sequence[str], nodes: dict[str, ir.Node]) -> list[str]:

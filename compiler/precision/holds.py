@@ -153,9 +153,15 @@ def _exact_arithmetic(model: ir.Model) -> Iterator[tuple[str, Iterable[ir.Node]]
             if node.op_type == "Cast" and _is_integer(int(str(attribute(node, "to", 0)))):
                 yield "it computes integers (sizes, indices) in floats", (*_upstream(value), node)
             elif node.op_type in ("Sin", "Cos"):
-                yield "it computes the angle of a Sin or Cos, whose rounding grows with the angle", (*_upstream(value), node)
+                yield (
+                    "it computes the angle of a Sin or Cos, whose rounding grows with the angle",
+                    (*_upstream(value), node),
+                )
             elif slot is not None and slot.types == {"tensor(float)"}:
-                yield f"its result is the {node.op_type}'s input {index}, which is float32 by its schema", _upstream(value)
+                yield (
+                    f"its result is the {node.op_type}'s input {index}, which is float32 by its schema",
+                    _upstream(value),
+                )
             elif node.op_type == "Resize" and index in (1, 2):
                 yield "it computes the scales or the region of a Resize", _upstream(value)
             elif node.op_type == "Range":

@@ -116,6 +116,7 @@ def _search(
 
     threshold = options.threshold(precision)
     score, runs = judge(()), 1
+    first = score
     back: tuple[str, ...] = ()
     if score < threshold and options.max_runs > 1:
         # Ranked only where it is needed: the ranking runs every node twice.
@@ -138,8 +139,8 @@ def _search(
         held[name] = HeldNode(
             name,
             types[name],
-            f"costs accuracy: int8 alone loses {errors[name]:.2%} of its output's power; without it and the others "
-            f"held the agreement is {score:.5f}",
+            f"costs accuracy: in int8 alone it loses {errors[name]:.2%} of its output's power; agreement with fp32 is "
+            f"{first:.5f} with no node held, {score:.5f} with these {len(back)}",
         )
     order = {n.name: i for i, n in enumerate(base.graph)}
     return PrecisionResult(

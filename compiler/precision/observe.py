@@ -90,9 +90,7 @@ def _run(
     with tempfile.TemporaryDirectory(prefix="modelkiln-observe-") as folder:
         write(copy, Path(folder))
         try:
-            session = ort.InferenceSession(
-                str(Path(folder, MODEL_FILE)), options, providers=["CPUExecutionProvider"]
-            )
+            session = ort.InferenceSession(str(Path(folder, MODEL_FILE)), options, providers=["CPUExecutionProvider"])
         except Exception as error:
             raise ModelRefused(f"ONNX Runtime {ort.__version__} cannot load the graph: {_short(error)}") from error
         wanted = [i.name for i in session.get_inputs()]

@@ -86,7 +86,9 @@ def tensors_to_calibrate(graph: ir.Graph, scheme: Scheme) -> list[str]:
     return list(names)
 
 
-def quantized_weight(weights: AnyArray, axis: int, bits: int, floor: AnyArray | float = 0.0) -> tuple[AnyArray, AnyArray]:
+def quantized_weight(
+    weights: AnyArray, axis: int, bits: int, floor: AnyArray | float = 0.0
+) -> tuple[AnyArray, AnyArray]:
     """Returns int8 weights and one float32 scale per channel, symmetric.
 
     Args:
