@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from compiler.dtypes import AnyArray
 from compiler.errors import UsageError, one_of
@@ -20,6 +21,7 @@ from compiler.precision.result import CalibrationOptions
 if TYPE_CHECKING:
     import onnx_ir as ir
 
+Floats = NDArray[np.float32]
 # A float32's sign, exponent and five bits of mantissa: bins that do not depend on the data, 3% wide.
 _BIN_SHIFT = 18
 _NUM_BINS = 1 << (32 - _BIN_SHIFT)
@@ -115,7 +117,7 @@ def _percentiles(
     Only the extreme values are kept, as many as the tail holds: the result is what sorting all would give.
     """
     keep = {n: int(np.ceil(s.count * tail)) + 2 for n, s in seen.items()}
-    ends: dict[str, tuple[AnyArray, AnyArray]] = {}
+    ends: dict[str, tuple[Floats, Floats]] = {}
     for arrays in observe(model, list(seen), samples):
         for name, array in arrays.items():
             flat = np.asarray(array, dtype=np.float32).reshape(-1)

@@ -47,19 +47,17 @@ class HalfType:
 FP16 = HalfType("fp16", "FLOAT16", 65504.0, 2.0**-24)
 BF16 = HalfType("bf16", "BFLOAT16", float.fromhex("0x1.fep127"), 2.0**-133)
 
+# Moves or spreads values without changing them.
+_SHAPING = frozenset({"Identity", "Expand", "Unsqueeze", "Squeeze", "Reshape", "Transpose", "Slice", "Concat", "Tile"})
+_ARITHMETIC = frozenset({"Add", "Sub", "Mul", "Min", "Max", "Clip"})
 # What a large constant passes through on its way to a Softmax: a mask that is added, chosen or spread.
-_MASK_PATH = frozenset(
-    "Add Sub Mul Where Min Max Clip Cast Identity Expand Unsqueeze Squeeze Reshape Transpose Slice Concat Tile".split()
-)
+_MASK_PATH = _SHAPING | _ARITHMETIC | {"Where", "Cast"}
 _MASK_END = frozenset({"Softmax", "LogSoftmax"})
 # What a small constant, once added, protects: a division, a logarithm. Up to there it must not become 0.
-_EPSILON_PATH = frozenset("Sqrt Pow Identity Expand Unsqueeze Squeeze Reshape Mul Add Max Clip Neg".split())
+_EPSILON_PATH = _SHAPING | _ARITHMETIC | {"Sqrt", "Pow", "Neg"}
 _EPSILON_END = frozenset({"Div", "Reciprocal", "Log"})
 # Arithmetic of sizes and positions that is done in floats: an integer over 2,048 is not exact in fp16.
-_EXACT = frozenset(
-    "Add Sub Mul Div Floor Ceil Round Sqrt Pow Cast Identity Unsqueeze Squeeze Concat Slice Gather Reshape Min Max Clip Neg "
-    "Expand Range Transpose".split()
-)
+_EXACT = _SHAPING | _ARITHMETIC | {"Div", "Floor", "Ceil", "Round", "Sqrt", "Pow", "Neg", "Cast", "Gather", "Range"}
 
 
 def low_variables(node: ir.Node, schema: Schema, half: HalfType) -> frozenset[str]:
@@ -215,4 +213,4 @@ def _largest_finite(value: ir.Value) -> float | None:
 def _is_integer(element_type: int) -> bool:
     from onnx_ir import DataType
 
-    return DataType(element_type).is_integer()
+    return bool(DataType(element_type).is_integer())

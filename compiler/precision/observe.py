@@ -115,7 +115,7 @@ def _num_elements(sample: Mapping[str, AnyArray]) -> int:
 
 def _name(value: ir.Value) -> str:
     assert value.name, "every value has a name after prepare()"
-    return value.name
+    return str(value.name)
 
 
 def _short(error: BaseException) -> str:

@@ -103,7 +103,7 @@ def quantized_weight(
     # A channel of zeros (or of denormals, whose scale would be 0) keeps a scale that divides.
     scale = np.where(scale < np.finfo(np.float32).tiny, np.float32(1), scale)
     shape = tuple(-1 if i == axis else 1 for i in range(weights.ndim))
-    steps = np.rint(weights / scale.reshape(shape))
+    steps = np.rint(np.divide(weights, scale.reshape(shape)))
     return np.clip(steps, -top, top).astype(np.int8), scale
 
 
@@ -256,7 +256,7 @@ class Quantizer:
     def _bias(self, value: ir.Value, array: AnyArray, scale: AnyArray) -> ir.Value:
         import onnx_ir
 
-        steps = np.clip(np.rint(array / scale), -(2**31) + 1, 2**31 - 1).astype(np.int32)
+        steps = np.clip(np.rint(np.divide(array, scale)), -(2**31) + 1, 2**31 - 1).astype(np.int32)
         inputs = [
             add_initializer(self._graph, f"{_name(value)}_int32", steps),
             add_initializer(self._graph, f"{_name(value)}_int32_scale", scale.astype(np.float32)),
@@ -279,4 +279,4 @@ def _after_activation(value: ir.Value) -> ir.Value:
 
 def _name(value: ir.Value | None) -> str:
     assert value is not None and value.name
-    return value.name
+    return str(value.name)

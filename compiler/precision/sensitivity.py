@@ -29,9 +29,16 @@ def local_errors(
     copies = {}
     for node in list(double.graph):
         if node.name in chosen:
-            value = onnx_ir.Value(name=f"{node.name}_alone", type=node.outputs[0].type, shape=node.outputs[0].shape)
+            value = onnx_ir.Value(
+                name=f"{node.name}__alone_out", type=node.outputs[0].type, shape=node.outputs[0].shape
+            )
             copy = onnx_ir.Node(
-                node.domain, node.op_type, node.inputs, node.attributes.values(), outputs=[value], name=f"{node.name}_2"
+                node.domain,
+                node.op_type,
+                node.inputs,
+                node.attributes.values(),
+                outputs=[value],
+                name=f"{node.name}__alone",
             )
             double.graph.insert_after(node, [copy, *_squares(node, value)])
             copies[node.name] = copy
@@ -39,27 +46,27 @@ def local_errors(
     for copy in copies.values():
         quantizer.quantize_node(copy)
     sums: dict[str, float] = {}
-    wanted = [f"{name}_{what}" for name in copies for what in ("error", "power")]
+    wanted = [f"{name}__{what}" for name in copies for what in ("error", "power")]
     for arrays in observe(double, wanted, samples):
         for name, array in arrays.items():
             sums[name] = sums.get(name, 0.0) + float(array)
-    return {n: sums[f"{n}_error"] / max(sums[f"{n}_power"], 1e-30) for n in copies}
+    return {n: sums[f"{n}__error"] / max(sums[f"{n}__power"], 1e-30) for n in copies}
 
 
 def _squares(node: ir.Node, alone: ir.Value) -> list[ir.Node]:
     from onnx_ir import DataType, Shape
 
     out = node.outputs[0]
-    difference = add_node("Sub", [out, alone], f"{node.name}_difference", DataType.FLOAT, out.shape)
+    difference = add_node("Sub", [out, alone], f"{node.name}__difference", DataType.FLOAT, out.shape)
     return [
         difference,
         add_node(
             "ReduceSumSquare",
             [difference.outputs[0]],
-            f"{node.name}_error",
+            f"{node.name}__error",
             DataType.FLOAT,
             Shape([]),
             {"keepdims": 0},
         ),
-        add_node("ReduceSumSquare", [out], f"{node.name}_power", DataType.FLOAT, Shape([]), {"keepdims": 0}),
+        add_node("ReduceSumSquare", [out], f"{node.name}__power", DataType.FLOAT, Shape([]), {"keepdims": 0}),
     ]

@@ -1,4 +1,4 @@
-"""fp16 and bf16 in the graph: ranges, epsilons, masks, schemas. Judged with each node's result rounded, as engines do."""
+"""fp16 and bf16 in the graph: ranges, epsilons, masks, schemas. Each node's result is rounded, as engines do."""
 
 from __future__ import annotations
 
@@ -157,7 +157,8 @@ def test_b08_range_nonzero_and_cumsum():
 
 def test_sizes_computed_in_floats_stay_exact():
     model = graph(
-        "(float[N] x, int64 n) => (int64 y, float[N] z) { f = Cast<to=1>(n) h = Add(f, one) y = Cast<to=7>(h) z = Mul(x, one) }",
+        "(float[N] x, int64 n) => (int64 y, float[N] z)"
+        "{ f = Cast<to=1>(n) h = Add(f, one) y = Cast<to=7>(h) z = Mul(x, one) }",
         one=np.float32(1),
     )
     result, got = half(model, x=f32(1), n=np.array(4096, np.int64))
@@ -248,13 +249,13 @@ def test_accuracy_that_half_cannot_give_is_refused_with_the_numbers():
     result, got = half(model, x=x)
     assert len(result.held) == 2 and "costs accuracy" in result.held[0].reason
     assert np.allclose(got["y"], x, atol=1e-3)
-    with pytest.raises(ModelRefused, match="0.9999 is asked"):
+    with pytest.raises(ModelRefused, match=r"0\.9999 is asked"):
         convert(model, "fp16", "tensorrt", [{"x": x}], calibration=CalibrationOptions(max_runs=1))
 
 
 def test_unknown_names_are_refused():
     model = graph("(float[N] x) => (float[N] y) { y = Relu(x) }")
-    with pytest.raises(UsageError, match="fp61.*did you mean 'fp16'"):
+    with pytest.raises(UsageError, match=r"fp61.*did you mean 'fp16'"):
         convert(model, "fp61", "tensorrt", [{"x": f32(1)}])
     with pytest.raises(UsageError, match="tensort"):
         supported("tensort")
@@ -306,7 +307,7 @@ def test_random_graphs_stay_valid_and_within_tolerance_or_are_refused(model, pre
     x = np.random.default_rng(seed).standard_normal((3, 8)).astype(np.float32)
     [want] = run_outputs(model, [{"x": x}])
     try:
-        result, got = half(model, precision, x=x)
+        _, got = half(model, precision, x=x)
     except ModelRefused as error:
         assert "agreement with fp32" in error.message
         return
