@@ -1,0 +1,282 @@
+"""int8 written into the graph as QuantizeLinear/DequantizeLinear pairs: one scheme per target, own insertion.
+
+onnxruntime.quantization is not used for this: it replaces a quantised tensor for all of its consumers, so that a node
+held in fp32 would still read quantised values, and it needs a protobuf copy of the weights per attempt.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Set
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from compiler.dtypes import AnyArray
+from compiler.precision.calibration import TensorRange
+from compiler.precision.graph import add_initializer, add_node, attribute, constant, insert_after_source
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
+
+# What passes int8 on between convolutions; the second set keeps its input's scale.
+_CARRIERS = frozenset({"Add", "Concat", "GlobalAveragePool", "AveragePool"})
+_SAME_SCALE = frozenset({"MaxPool", "Flatten", "Reshape", "Transpose", "Squeeze", "Unsqueeze"})
+
+
+@dataclass(frozen=True)
+class Scheme:
+    """How a target wants its int8.
+
+    Attributes:
+        unsigned: activations are uint8 with a zero point; else int8, symmetric.
+        weight_bits: 8, or 7 where sums of products would saturate.
+        int8_chain: quantise the bias and what convolutions give, which ONNX Runtime needs for its integer kernels.
+    """
+
+    unsigned: bool
+    weight_bits: int
+    int8_chain: bool
+
+
+def scheme_for(target: str, weight_bits: int) -> Scheme:
+    """Returns the target's scheme.
+
+    TensorRT takes symmetric int8 only, and its parser fails on an INT32 bias; its builder decides itself where int8
+    is carried on, and OpenVINO does too.
+    """
+    if target.startswith("tensorrt"):
+        return Scheme(unsigned=False, weight_bits=8, int8_chain=False)
+    return Scheme(unsigned=True, weight_bits=weight_bits, int8_chain=target == "onnxruntime")
+
+
+@dataclass(frozen=True)
+class Weight:
+    """The constant operand of a node: its input index and the axis of its output channels."""
+
+    index: int
+    axis: int
+
+
+def weight_of(node: ir.Node) -> Weight | None:
+    """Returns the constant weight of a node that can be int8, or None."""
+    if node.domain not in ("", "ai.onnx") or len(node.inputs) < 2 or (array := constant(node.inputs[1])) is None:
+        return None
+    if array.dtype != np.float32 or array.size == 0:
+        return None
+    if node.op_type == "Conv":
+        return Weight(1, 0)
+    if node.op_type == "MatMul" and array.ndim == 2:
+        return Weight(1, 1)
+    plain = attribute(node, "alpha", 1.0) == 1.0 and attribute(node, "beta", 1.0) == 1.0
+    if node.op_type == "Gemm" and plain and not attribute(node, "transA", 0):
+        return Weight(1, 0 if attribute(node, "transB", 0) else 1)
+    return None
+
+
+def tensors_to_calibrate(graph: ir.Graph, scheme: Scheme) -> list[str]:
+    """Returns the names of all tensors whose range a plan may need."""
+    names: dict[str, None] = {}
+    for node in graph:
+        if weight_of(node) and node.inputs[0] is not None and constant(node.inputs[0]) is None:
+            names[_name(node.inputs[0])] = None
+        if scheme.int8_chain and (node.op_type == "Conv" or node.op_type in _CARRIERS):
+            value = _after_activation(node.outputs[0])
+            names[_name(value)] = None
+    return list(names)
+
+
+def quantized_weight(
+    weights: AnyArray, axis: int, bits: int, floor: AnyArray | float = 0.0
+) -> tuple[AnyArray, AnyArray]:
+    """Returns int8 weights and one float32 scale per channel, symmetric.
+
+    Args:
+        weights: float32 of any shape.
+        axis: of the channels.
+        bits: 8 or 7.
+        floor: smallest allowed scale, per channel.
+    """
+    top = 2 ** (bits - 1) - 1
+    others = tuple(i for i in range(weights.ndim) if i != axis)
+    scale = np.maximum(np.abs(weights).max(axis=others) / top, floor).astype(np.float32)
+    # A channel of zeros (or of denormals, whose scale would be 0) keeps a scale that divides.
+    scale = np.where(scale < np.finfo(np.float32).tiny, np.float32(1), scale)
+    shape = tuple(-1 if i == axis else 1 for i in range(weights.ndim))
+    steps = np.rint(np.divide(weights, scale.reshape(shape)))
+    return np.clip(steps, -top, top).astype(np.int8), scale
+
+
+class Quantizer:
+    """Inserts pairs into one graph; every tensor is quantised once and shared by the nodes that are int8.
+
+    Args:
+        graph: is changed.
+        ranges: by tensor name.
+        scheme: of the target.
+    """
+
+    def __init__(self, graph: ir.Graph, ranges: Mapping[str, TensorRange], scheme: Scheme) -> None:
+        self._graph = graph
+        self._ranges = ranges
+        self._scheme = scheme
+        self._pairs: dict[str, ir.Value] = {}
+        self._dequantized: set[ir.Value] = set()
+        self._parameters: dict[str, tuple[ir.Value, ir.Value, float]] = {}
+        self.counts = {"quantized_nodes": 0, "carrier_nodes": 0, "qdq_pairs": 0}
+
+    def quantize(self, names: Set[str]) -> None:
+        """Makes the named nodes int8, and for a chain what lies between them."""
+        for node in list(self._graph):
+            if node.name in names:
+                self.quantize_node(node)
+                if self._scheme.int8_chain and node.op_type == "Conv":
+                    self._carry_on(node.outputs[0], None)
+            elif self._scheme.int8_chain and node.op_type in _CARRIERS | _SAME_SCALE:
+                self._carry(node)
+
+    def quantize_node(self, node: ir.Node) -> None:
+        """Puts pairs before the data and the weight of one node, and its bias in int32 for a chain."""
+        weight = weight_of(node)
+        data = node.inputs[0]
+        assert weight is not None and data is not None
+        node.replace_input_with(0, self._pair(data))
+        scale = self._parameters[_name(data)][2]
+        bias = node.inputs[2] if self._scheme.int8_chain and len(node.inputs) > 2 else None
+        values = constant(bias)
+        quantize_bias = values is not None and values.ndim == 1
+        array = constant(node.inputs[weight.index])
+        assert array is not None
+        # A bias must fit int32 at the scale of data times weight.
+        floor = np.abs(values) / (scale * 2.0**30) if quantize_bias and values is not None else 0.0
+        if np.ndim(floor) and np.shape(floor) != (array.shape[weight.axis],):
+            quantize_bias, floor = False, 0.0
+        dequantized, weight_scale = self._weight(node.inputs[weight.index], weight.axis, floor)
+        node.replace_input_with(weight.index, dequantized)
+        if quantize_bias and bias is not None and values is not None:
+            node.replace_input_with(2, self._bias(bias, values, scale * weight_scale.astype(np.float64)))
+        self.counts["quantized_nodes"] += 1
+
+    def _carry(self, node: ir.Node) -> None:
+        """Lets a node between convolutions run on int8 where all its data already is."""
+        data = list(node.inputs) if node.op_type in ("Add", "Concat") else [node.inputs[0]]
+        pairs = [p for v in data if v is not None and (p := self._existing(v)) is not None]
+        if not pairs or len(pairs) < len(data):
+            return
+        if node.op_type not in _SAME_SCALE and not self._usable(_after_activation(node.outputs[0])):
+            return
+        for index, pair in enumerate(pairs):
+            node.replace_input_with(index, pair)
+        self._carry_on(node.outputs[0], _name(pairs[0]) if node.op_type in _SAME_SCALE else None)
+        self.counts["carrier_nodes"] += 1
+
+    def _carry_on(self, value: ir.Value, like: str | None) -> None:
+        """Quantises what a node gives, after its activation, for all who read it."""
+        if like is None:
+            value = _after_activation(value)
+            if not self._usable(value):
+                return
+        else:
+            self._parameters[_name(value)] = self._parameters[like]
+        if _name(value) in self._pairs:
+            return
+        readers = [(use.node, use.idx) for use in value.uses()]
+        pair = self._pair(value)
+        for node, index in readers:
+            node.replace_input_with(index, pair)
+        if value.is_graph_output():
+            outputs = self._graph.outputs
+            outputs[outputs.index(value)] = pair
+            pair.name, value.name = _name(value), f"{_name(value)}_before_qdq"
+
+    def _usable(self, value: ir.Value) -> bool:
+        found = self._ranges.get(_name(value))
+        return found is not None and found.finite
+
+    def _existing(self, value: ir.Value) -> ir.Value | None:
+        """Returns the dequantised form of a value that has a pair, which it may itself be."""
+        return value if value in self._dequantized else self._pairs.get(_name(value))
+
+    def _pair(self, value: ir.Value) -> ir.Value:
+        import onnx_ir
+
+        if (existing := self._existing(value)) is not None:
+            return existing
+        name = _name(value)
+        if name not in self._parameters:
+            self._parameters[name] = self._activation_parameters(name)
+        scale, zero, _ = self._parameters[name]
+        assert zero.dtype is not None
+        quantize = add_node("QuantizeLinear", [value, scale, zero], f"{name}_q", zero.dtype, value.shape)
+        dequantize = add_node(
+            "DequantizeLinear", [quantize.outputs[0], scale, zero], f"{name}_dq", onnx_ir.DataType.FLOAT, value.shape
+        )
+        insert_after_source(self._graph, value, [quantize, dequantize])
+        self._pairs[name] = dequantize.outputs[0]
+        self._dequantized.add(dequantize.outputs[0])
+        self._parameters[f"{name}_dq"] = self._parameters[name]
+        self.counts["qdq_pairs"] += 1
+        return dequantize.outputs[0]
+
+    def _activation_parameters(self, name: str) -> tuple[ir.Value, ir.Value, float]:
+        found = self._ranges[name]
+        zero: AnyArray
+        if self._scheme.unsigned:
+            scale = np.float32((found.high - found.low) / 255 or 1.0)
+            zero = np.array(np.clip(round(-found.low / float(scale)), 0, 255), dtype=np.uint8)
+        else:
+            scale = np.float32(max(-found.low, found.high) / 127 or 1.0)
+            zero = np.array(0, dtype=np.int8)
+        scale = max(scale, np.float32(np.finfo(np.float32).tiny))
+        return (
+            add_initializer(self._graph, f"{name}_scale", np.array(scale, dtype=np.float32)),
+            add_initializer(self._graph, f"{name}_zero_point", zero),
+            float(scale),
+        )
+
+    def _weight(self, value: ir.Value | None, axis: int, floor: AnyArray | float) -> tuple[ir.Value, AnyArray]:
+        import onnx_ir
+
+        assert value is not None
+        array = constant(value)
+        assert array is not None
+        steps, scale = quantized_weight(array, axis, self._scheme.weight_bits, floor)
+        name = _name(value)
+        inputs = [
+            add_initializer(self._graph, f"{name}_int8", steps),
+            add_initializer(self._graph, f"{name}_int8_scale", scale),
+            add_initializer(self._graph, f"{name}_int8_zero_point", np.zeros(scale.shape, dtype=np.int8)),
+        ]
+        node = add_node(
+            "DequantizeLinear", inputs, f"{_name(inputs[0])}_dq", onnx_ir.DataType.FLOAT, value.shape, {"axis": axis}
+        )
+        self._graph.insert_before(self._graph[0], [node])
+        return node.outputs[0], scale
+
+    def _bias(self, value: ir.Value, array: AnyArray, scale: AnyArray) -> ir.Value:
+        import onnx_ir
+
+        steps = np.clip(np.rint(np.divide(array, scale)), -(2**31) + 1, 2**31 - 1).astype(np.int32)
+        inputs = [
+            add_initializer(self._graph, f"{_name(value)}_int32", steps),
+            add_initializer(self._graph, f"{_name(value)}_int32_scale", scale.astype(np.float32)),
+            add_initializer(self._graph, f"{_name(value)}_int32_zero_point", np.zeros(scale.shape, dtype=np.int32)),
+        ]
+        node = add_node(
+            "DequantizeLinear", inputs, f"{_name(inputs[0])}_dq", onnx_ir.DataType.FLOAT, value.shape, {"axis": 0}
+        )
+        self._graph.insert_before(self._graph[0], [node])
+        return node.outputs[0]
+
+
+def _after_activation(value: ir.Value) -> ir.Value:
+    """Returns what a Relu or Clip that alone reads the value makes of it: the kernels fold it into their rounding."""
+    uses = value.uses()
+    if len(uses) == 1 and not value.is_graph_output() and uses[0].node.op_type in ("Relu", "Clip"):
+        return uses[0].node.outputs[0]
+    return value
+
+
+def _name(value: ir.Value | None) -> str:
+    assert value is not None and value.name
+    return str(value.name)
