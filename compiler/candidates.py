@@ -14,7 +14,14 @@ from compiler.dtypes import AnyArray
 from compiler.engine_host import host_gpus
 from compiler.errors import EnvironmentLacks, ModelRefused, did_you_mean, one_of
 from compiler.graph_stats import GraphStats, graph_stats
-from compiler.passes import num_nodes, passes_for
+from compiler.passes import Pass, num_nodes, passes_for
+from compiler.precision import (
+    CalibrationOptions,
+    calibration_from_folder,
+    convert,
+    refuse_unsupported,
+    supported,
+)
 from compiler.spec import AUTO, ModelSpec
 from compiler.targets.onnxruntime import open_session, write_onnx
 from compiler.targets.registry import SOURCE_FILE, TARGET_NAMES, Runner, target_named
@@ -26,6 +33,7 @@ if TYPE_CHECKING:
 References = Mapping[str, Mapping[str, AnyArray]]
 
 ROUNDS, CALLS, WARMUP = 7, 3, 2
+MAX_HELD_NOTES = 12
 
 
 @dataclass(frozen=True)
@@ -112,22 +120,34 @@ class Candidate:
 
 
 def choices_for(spec: ModelSpec) -> list[Choice]:
-    """Returns what the spec asks for; `auto` stands for all that there is."""
-    targets = _runnable_targets() if spec.target == AUTO else [spec.target]
+    """Returns what the spec asks for; `auto` stands for all that can be tried here.
+
+    Raises:
+        ModelRefused: the target cannot run the precision.
+        SpecError: int8 without calibration data.
+    """
+    if spec.precision == "int8" and spec.calibration is None:
+        spec.root.fail(
+            "precision int8 needs the key 'calibration'",
+            hint="a folder of .npz files with real inputs, one array for each input: calibration: data/calibration",
+        )
+    if spec.target != AUTO and spec.precision != AUTO:
+        refuse_unsupported(spec.precision, spec.target)
     found = []
-    for name in targets:
-        precisions = target_named(name).precisions
-        if spec.precision != AUTO and spec.precision not in precisions:
-            if spec.target == AUTO:
-                continue
-            raise ModelRefused(
-                f"precision {spec.precision} is not one that the target '{name}' can be built in here",
-                hint=f"allowed: {', '.join(precisions)}, auto",
-            )
-        found += [Choice(name, p) for p in (precisions if spec.precision == AUTO else (spec.precision,))]
+    for name in _runnable_targets() if spec.target == AUTO else [spec.target]:
+        allowed = _auto_precisions(name, spec) if spec.precision == AUTO else (spec.precision,)
+        found += [Choice(name, p) for p in allowed if p in supported(name)]
     if not found:
-        raise ModelRefused(f"no target can be built in precision {spec.precision}")
+        raise ModelRefused(f"no target on this machine can be built in precision {spec.precision}")
     return found
+
+
+def _auto_precisions(target: str, spec: ModelSpec) -> tuple[str, ...]:
+    """Returns the precisions worth trying: on a CPU half precision is only cast back and forth."""
+    precisions = supported(target)
+    if target_named(target).instance_kind == "KIND_CPU":
+        precisions = tuple(p for p in precisions if p not in ("fp16", "bf16"))
+    return precisions if spec.calibration else tuple(p for p in precisions if p != "int8")
 
 
 def _runnable_targets() -> list[str]:
@@ -158,7 +178,7 @@ def build_candidate(
     stats: GraphStats | None = None
     refused, judged_on = "", target.model_file
     try:
-        model, reports = run_passes(exported, spec, choice, _cheapest(cases), references, folder.parent / "judged")
+        model, reports = optimise(exported, spec, choice, cases, references, folder.parent / "judged")
         refuse_missing_fusions(reports, spec.require_fusion)
         stats = graph_stats(model, best_case(spec))
         facts = target.write(model, folder, spec)
@@ -223,17 +243,66 @@ def table(candidates: Sequence[Candidate], chosen: Candidate) -> list[str]:
     return lines
 
 
-def run_passes(
-    model: ir.Model, spec: ModelSpec, choice: Choice, judge: Case, references: References, work: Path
+def optimise(
+    model: ir.Model, spec: ModelSpec, choice: Choice, cases: Sequence[Case], references: References, work: Path
 ) -> tuple[ir.Model, list[PassReport]]:
-    """Runs the target's passes; each one's result is run and compared, and dropped where it is not equal."""
+    """Runs the target's passes and writes the precision into the graph.
+
+    Half precision comes before the fusions, whose operators have few half-precision kernels and no rules for
+    casts; int8 after them, since a fused node is one to quantise or to hold.
+    """
+    steps = passes_for(choice.target)
+    before, after = [s for s in steps if not s.fuses], [s for s in steps if s.fuses]
+    judge = _cheapest(cases)
+    model, reports = run_passes(before, model, spec, "fp32", judge, references, work)
+    half = choice.precision in ("fp16", "bf16")
+    if half:
+        model, report = _convert(model, spec, choice, cases)
+        reports.append(report)
+    model, more = run_passes(after, model, spec, choice.precision if half else "fp32", judge, references, work)
+    reports += more
+    if choice.precision.startswith("int8"):
+        model, report = _convert(model, spec, choice, cases)
+        reports.append(report)
+    return model, reports
+
+
+def _convert(model: ir.Model, spec: ModelSpec, choice: Choice, cases: Sequence[Case]) -> tuple[ir.Model, PassReport]:
+    """Writes a lower precision into the graph; held nodes are told with their reasons."""
+    inputs = [value.name or "" for value in model.graph.inputs]
+    if choice.precision == "int8":
+        assert spec.calibration is not None
+        samples = calibration_from_folder(spec.path.parent / spec.calibration, inputs)
+    else:
+        # Ranges come from the interior cases and the extremes; the largest would cost minutes and show no more.
+        samples = [dict(c.inputs) for c in cases if c.name.startswith(("odd", "inner", "extreme", "smallest"))]
+    options = CalibrationOptions(min_cosine=spec.tolerance_for(choice.precision).cosine)
+    result = convert(model, choice.precision, choice.target, samples, calibration=options)
+    held = [f"{node.op_type} '{node.name}' is held in fp32: {node.reason}" for node in result.held]
+    notes = (*result.notes, *held[:MAX_HELD_NOTES])
+    if len(held) > MAX_HELD_NOTES:
+        notes += (f"and {len(held) - MAX_HELD_NOTES} more nodes are held in fp32",)
+    name = f"convert_to_{choice.precision}"
+    return result.model, PassReport(name, result.counts, num_nodes(model), num_nodes(result.model), notes, "")
+
+
+def run_passes(
+    steps: Sequence[Pass],
+    model: ir.Model,
+    spec: ModelSpec,
+    precision: str,
+    judge: Case,
+    references: References,
+    work: Path,
+) -> tuple[ir.Model, list[PassReport]]:
+    """Runs passes in order; each one's result is run and compared, and dropped where it is not equal."""
     reports = []
-    for step in passes_for(choice.target):
+    for step in steps:
         before = num_nodes(model)
         result = step.run(model.clone())
         dropped = ""
         if result.modified and step.verify:
-            dropped = _fault(result.model, spec, judge, references, work)
+            dropped = _fault(result.model, spec, precision, judge, references, work)
         reports.append(PassReport(step.name, result.counts, before, num_nodes(result.model), result.notes, dropped))
         if not dropped:
             model = result.model
@@ -261,13 +330,13 @@ def refuse_missing_fusions(reports: Sequence[PassReport], required: Mapping[str,
             )
 
 
-def _fault(model: ir.Model, spec: ModelSpec, judge: Case, references: References, work: Path) -> str:
+def _fault(model: ir.Model, spec: ModelSpec, precision: str, judge: Case, references: References, work: Path) -> str:
     """Runs a rewritten graph on one case; returns what is wrong with it, or an empty string."""
     work.mkdir(exist_ok=True)
     try:
         write_onnx(model, work)
         run = open_session(work, spec.serving.threads)
-        report = verify(run, [judge], references, spec.tolerance_for("fp32"))
+        report = verify(run, [judge], references, spec.tolerance_for(precision))
     except ModelRefused as error:
         return error.message
     return "; ".join(f"output '{c.output}': {c.problem}" for c in report.failures)

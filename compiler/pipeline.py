@@ -85,7 +85,10 @@ def compile_model(
     repository.check_publishable(spec.name)
     choices = choices_for(spec)
     packages = (*packages_of(spec), *source_packages(spec))
-    fingerprint = {**inputs_fingerprint(spec.document, source_files(spec), packages), **machine_of(spec, choices)}
+    fingerprint = {
+        **inputs_fingerprint(spec.document, {**source_files(spec), **calibration_files(spec)}, packages),
+        **machine_of(spec, choices),
+    }
     if not force and (current := up_to_date(repository, spec.name, fingerprint, spec.path.parent)):
         return BuildResult(current, built=False, seconds=time.monotonic() - started)
     require_targets(spec, choices)
@@ -170,6 +173,21 @@ def compile_model(
             published = repository.publish(spec.name, config_text, chosen.folder, manifest)
             log.note(str(published.folder))
     return BuildResult(published, built=True, seconds=time.monotonic() - started)
+
+
+def calibration_files(spec: ModelSpec) -> dict[str, Path]:
+    """Returns the calibration data by name, for the build's key.
+
+    Raises:
+        SpecError: there is no such folder, or nothing in it.
+    """
+    if spec.calibration is None:
+        return {}
+    path = spec.path.parent / spec.calibration
+    files = sorted(path.glob("*.npz")) if path.is_dir() else [path] if path.is_file() else []
+    if not files:
+        spec.at("calibration").fail(f"calibration: no .npz files in {spec.calibration}", hint=f"looked in {path}")
+    return {f"{spec.calibration}/{file.name}": file for file in files}
 
 
 def machine_of(spec: ModelSpec, choices: Sequence[Choice]) -> dict[str, Any]:

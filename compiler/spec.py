@@ -14,6 +14,7 @@ from typing import Any
 
 from compiler.engine_options import EngineOptions, read_engine
 from compiler.errors import one_of
+from compiler.precision.support import PRECISIONS
 from compiler.source_spec import Source, read_source
 from compiler.targets.registry import TARGET_NAMES
 from compiler.tensors import (
@@ -30,7 +31,6 @@ from compiler.tensors import (
 from compiler.yaml_reader import Node, read_yaml
 
 AUTO = "auto"
-PRECISIONS = ("fp32",)
 # 20 is the newest opset whose attention masks run on ONNX Runtime's CPU kernels; see docs/design.md.
 DEFAULT_OPSET = 20
 SUPPORTED_OPSETS = (18, 20)
@@ -95,6 +95,7 @@ class ModelSpec:
     tolerance: dict[str, float]
     serving: Serving
     require_fusion: dict[str, int]
+    calibration: str | None
     engine: EngineOptions
     root: Node = field(compare=False, repr=False)
 
@@ -144,7 +145,17 @@ def model_spec_from_node(root: Node, path: Path) -> ModelSpec:
     table = root.table(
         "the spec",
         required=("name", "source", "inputs", "outputs"),
-        optional=("dims", "target", "precision", "opset", "tolerance", "serving", "require_fusion", "engine"),
+        optional=(
+            "dims",
+            "target",
+            "precision",
+            "opset",
+            "tolerance",
+            "serving",
+            "require_fusion",
+            "calibration",
+            "engine",
+        ),
     )
     dims = read_dims(table)
     inputs = tuple(read_input(node, dims) for node in table["inputs"].items("inputs"))
@@ -159,7 +170,7 @@ def model_spec_from_node(root: Node, path: Path) -> ModelSpec:
             table["dims"].value[name].fail(f"no input has the dim '{name}'; dims of the inputs: {one_of(used)}")
     check_batch_axis(table, dims, (*inputs, *outputs))
     precision_node, target_node, opset_node = table.get("precision"), table.get("target"), table.get("opset")
-    required = table.get("require_fusion")
+    required, calibration = table.get("require_fusion"), table.get("calibration")
     target = target_node.choice("target", (*TARGET_NAMES, AUTO)) if target_node else TARGET_NAMES[0]
     opset = opset_node.integer("opset", 1, 99) if opset_node else DEFAULT_OPSET
     if opset_node and opset not in SUPPORTED_OPSETS:
@@ -180,6 +191,7 @@ def model_spec_from_node(root: Node, path: Path) -> ModelSpec:
             name: child.integer(f"require_fusion.{name}", 1)
             for name, child in (required.mapping("require_fusion").items() if required else ())
         },
+        calibration=calibration.string("calibration") if calibration else None,
         engine=read_engine(table.get("engine"), target),
         root=root,
     )

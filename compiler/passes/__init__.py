@@ -23,7 +23,7 @@ _COMMON = (
 )
 
 _FOR_TARGET = {
-    "onnxruntime": (*_COMMON, Pass("fuse_onnxruntime", fuse_onnxruntime)),
+    "onnxruntime": (*_COMMON, Pass("fuse_onnxruntime", fuse_onnxruntime, fuses=True)),
     # OpenVINO fuses by itself when it compiles, and knows few of ONNX Runtime's operators.
     "openvino": _COMMON,
     # No fusions: their parser knows almost none of com.microsoft, and the builder fuses by itself. Folding is what

@@ -31,11 +31,17 @@ class PassResult:
 
 @dataclass(frozen=True)
 class Pass:
-    """A named rewrite. `verify` is False only where the rewrite cannot change a number."""
+    """A named rewrite.
+
+    Attributes:
+        verify: False only where the rewrite cannot change a number.
+        fuses: whether it makes operators that only its target knows; half precision is written before these.
+    """
 
     name: str
     run: Callable[[ir.Model], PassResult]
     verify: bool = True
+    fuses: bool = False
 
 
 def num_nodes(model: ir.Model) -> int:

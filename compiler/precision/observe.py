@@ -77,7 +77,7 @@ def _run(
     """Runs a copy whose outputs are the named values."""
     import onnxruntime as ort
 
-    from compiler.targets.onnxruntime import MODEL_FILE, write
+    from compiler.targets.onnxruntime import MODEL_FILE, write_onnx
 
     copy = model.clone()
     values = {_name(v): v for node in copy.graph for v in node.outputs}
@@ -88,7 +88,7 @@ def _run(
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.log_severity_level = 4
     with tempfile.TemporaryDirectory(prefix="modelkiln-observe-") as folder:
-        write(copy, Path(folder))
+        write_onnx(copy, Path(folder))
         try:
             session = ort.InferenceSession(str(Path(folder, MODEL_FILE)), options, providers=["CPUExecutionProvider"])
         except Exception as error:

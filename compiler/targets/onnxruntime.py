@@ -108,7 +108,6 @@ TARGET = Target(
     backend="onnxruntime",
     model_file=MODEL_FILE,
     packages=("torch", "onnx", "onnx-ir", "onnxscript", "onnxruntime", "onnxruntime-gpu"),
-    precisions=("fp32",),
     write=write,
     open=open_session,
     interface=interface,

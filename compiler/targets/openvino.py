@@ -103,7 +103,6 @@ TARGET = Target(
     backend="openvino",
     model_file=MODEL_FILE,
     packages=("torch", "onnx", "onnx-ir", "onnxscript", "openvino"),
-    precisions=("fp32",),
     write=write,
     open=open_model,
     interface=interface,

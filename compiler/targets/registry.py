@@ -39,7 +39,6 @@ class Target:
         backend: the name of the Triton backend that serves it.
         model_file: the file that Triton expects in a version folder.
         packages: distributions whose version changes what is built.
-        precisions: what it can be built in, the default first.
         write: writes the served files into a folder; returns what a manifest should say of them (an engine's
             version, compute capability and profiles). Reads dims and precision from the spec.
         open: opens the written file as it will be served: (folder, threads) -> runner, or None where this
@@ -56,7 +55,6 @@ class Target:
     backend: str
     model_file: str
     packages: tuple[str, ...]
-    precisions: tuple[str, ...]
     write: Callable[[ir.Model, Path, ModelSpec], dict[str, Any]]
     open: Callable[[Path, int], Runner | None]
     interface: Callable[[Path], tuple[tuple[ArtifactTensor, ...], tuple[ArtifactTensor, ...]]]

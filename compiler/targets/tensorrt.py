@@ -114,7 +114,6 @@ def target_of(library: Library, backend: str) -> Target:
         backend=backend,
         model_file=ENGINE_FILE,
         packages=("torch", "onnx", "onnx-ir", "onnxscript", "onnxruntime", *DISTRIBUTIONS[library.target]),
-        precisions=PRECISIONS,
         write=functools.partial(write_engine, library),
         open=opened,
         interface=interface,

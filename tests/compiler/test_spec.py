@@ -68,7 +68,11 @@ def test_good_spec_with_its_defaults(tmp_path):
             "target: tensort\noutputs:",
             r":10: target is 'tensort' .*; allowed: auto, onnxruntime, openvino, ",
         ),
-        ("outputs:", "precision: fp8\noutputs:", r":10: precision is 'fp8'; allowed: auto, fp32"),
+        (
+            "outputs:",
+            "precision: fp8\noutputs:",
+            r":10: precision is 'fp8'.*; allowed: auto, bf16, fp16, fp32, int8, int8_dynamic",
+        ),
         ("outputs:", "opset: 7\noutputs:", r":10: opset is 7; allowed: 18, 20"),
         ("outputs:", "tolerance: {atol: -1}\noutputs:", r":10: tolerance.atol is -1; allowed: 0 to inf"),
         ("outputs:", "serving: {instances: 0}\noutputs:", r":10: serving.instances is 0; allowed: 1 to 1024"),
