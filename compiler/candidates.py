@@ -34,6 +34,7 @@ References = Mapping[str, Mapping[str, AnyArray]]
 
 ROUNDS, CALLS, WARMUP = 7, 3, 2
 MAX_HELD_NOTES = 12
+MAX_SEARCH_RUNS = 8  # graphs that the search for nodes to hold may build and run
 
 
 @dataclass(frozen=True)
@@ -274,9 +275,10 @@ def _convert(model: ir.Model, spec: ModelSpec, choice: Choice, cases: Sequence[C
         assert spec.calibration is not None
         samples = calibration_from_folder(spec.path.parent / spec.calibration, inputs)
     else:
-        # Ranges come from the interior cases and the extremes; the largest would cost minutes and show no more.
-        samples = [dict(c.inputs) for c in cases if c.name.startswith(("odd", "inner", "extreme", "smallest"))]
-    options = CalibrationOptions(min_cosine=spec.tolerance_for(choice.precision).cosine)
+        # The search runs the graph many times: the cheapest interior case shows the ranges, the extremes their ends.
+        judged = [_cheapest(cases), *(c for c in cases if c.name.startswith(("extreme", "smallest")))]
+        samples = [dict(case.inputs) for case in judged]
+    options = CalibrationOptions(min_cosine=spec.tolerance_for(choice.precision).cosine, max_runs=MAX_SEARCH_RUNS)
     result = convert(model, choice.precision, choice.target, samples, calibration=options)
     held = [f"{node.op_type} '{node.name}' is held in fp32: {node.reason}" for node in result.held]
     notes = (*result.notes, *held[:MAX_HELD_NOTES])
