@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from compiler.candidates import Candidate, Choice, PassReport, choose, refuse_missing_fusions, table
@@ -98,3 +99,35 @@ def test_a17_require_fusion_on_the_command_line(tmp_path):
     assert done.returncode == 1 and "fusion 'attention' was found 0 times, 1 are required" in done.stderr
     assert not (tmp_path / "repo").exists()
     assert _auto(tmp_path, "--require-fusion", "attention").returncode == 2
+
+
+def test_b12_bf16_on_onnxruntime_is_refused_before_any_work(tmp_path):
+    done = _auto(tmp_path, "--precision", "bf16")
+    assert done.returncode == 1 and not (tmp_path / "repo").exists()
+    assert "ONNX Runtime's CPU provider has no bfloat16 kernels" in done.stderr and "[1/" not in done.stderr
+
+
+def test_int8_needs_calibration_data(tmp_path):
+    done = _auto(tmp_path, "--precision", "int8")
+    assert done.returncode == 2 and "precision int8 needs the key 'calibration'" in done.stderr
+
+
+def test_int8_is_built_from_calibration_data_and_told_in_the_manifest(tmp_path):
+    (tmp_path / "data").mkdir()
+    rng = np.random.default_rng(0)
+    for index in range(4):
+        np.savez(tmp_path / "data" / f"{index}.npz", x=rng.uniform(-4, 4, (8, 16)).astype(np.float32))
+    (tmp_path / "auto_model.py").write_text("import torch\nfrom torch import nn\n" + MODEL)
+    spec = SPEC.replace("FACTORY", "auto_model:build").lstrip() + "precision: int8\ncalibration: data\n"
+    (tmp_path / "spec.yaml").write_text(spec)
+    command = ("build", tmp_path / "spec.yaml", "-r", tmp_path / "repo", "--json")
+    done = run_compile(*command)
+    assert done.returncode == 0, done.stderr
+    manifest = json.loads(done.stdout)["models"][0]["manifest"]
+    assert manifest["precision"] == "int8" and manifest["parity"]["worst_cosine"] >= 0.99
+    assert "QuantizeLinear" in manifest["graph"]["shipped"]["ops"]
+    assert [p["name"] for p in manifest["passes"]][-1] == "convert_to_int8"
+    # Other calibration data is another build.
+    assert json.loads(run_compile(*command).stdout)["models"][0]["built"] is False
+    np.savez(tmp_path / "data" / "0.npz", x=np.zeros((8, 16), dtype=np.float32))
+    assert json.loads(run_compile(*command).stdout)["models"][0]["version"] == 2
