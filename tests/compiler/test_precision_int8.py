@@ -308,6 +308,8 @@ def test_random_products_stay_within_tolerance_or_are_refused(widths, target, dy
     proto = ir.to_proto(result.model)
     onnx.checker.check_model(proto, full_check=True)
     assert agreement(run_outputs(model, samples), run_outputs(result.model, samples)) >= 0.99
+    if target != "onnxruntime":
+        return  # 8-bit weights for TensorRT's kernels: on a CPU without VNNI ONNX Runtime's would saturate (b16)
     # ONNX Runtime's integer kernels agree with the graph's own arithmetic.
     session = onnxruntime.InferenceSession(proto.SerializeToString())
     got = [{last: session.run(None, samples[0])[0]}]
