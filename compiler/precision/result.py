@@ -25,7 +25,6 @@ class CalibrationOptions:
         min_cosine: agreement with fp32 below which nodes are held back; None for the precision's default.
         max_runs: graphs that the search for held nodes may build and run.
         reduce_range: 7-bit weights; None decides by this machine's CPU, and says so.
-        embeddings: whether int8 also stores the tables of Gather nodes as int8.
     """
 
     method: CalibrationMethod = "minmax"
@@ -33,7 +32,6 @@ class CalibrationOptions:
     min_cosine: float | None = None
     max_runs: int = 16
     reduce_range: bool | None = None
-    embeddings: bool = False
 
     def __post_init__(self) -> None:
         if self.method not in ("minmax", "percentile"):

@@ -79,8 +79,8 @@ def warnings(precision: str, target: str) -> tuple[str, ...]:
     """Returns what the user should know before relying on the combination."""
     if target == "onnxruntime" and precision == "fp16":
         return (
-            "ONNX Runtime's CPU provider lacks float16 kernels: on a CPU it casts around each node and is slower than "
-            "fp32; fp16 pays on a GPU",
+            "ONNX Runtime's CPU provider lacks float16 kernels and casts around nodes: on a CPU it is no faster, "
+            "and may be slower than fp32; it pays on a GPU",
         )
     return ()
 

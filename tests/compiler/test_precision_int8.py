@@ -20,7 +20,7 @@ from compiler.precision.calibration import collect_ranges, range_notes
 from compiler.precision.observe import run_outputs
 from compiler.precision.quantize import quantized_weight
 from compiler.precision.search import hold_back
-from compiler.precision.support import weight_bits
+from compiler.precision.support import cpu_flags, weight_bits
 from tests.compiler.test_precision_half import f32, graph
 
 
@@ -159,6 +159,24 @@ def test_b16_large_activations_are_right_on_this_cpu():
         session = onnxruntime.InferenceSession(ir.to_proto(result.model).SerializeToString())
         assert np.allclose(session.run(None, {"x": x})[0], 256, rtol=0.01), precision
         assert any("VNNI" in note for note in result.notes)
+
+
+def test_b16_saturation_is_real_where_there_is_no_vnni():
+    """The same graph with 8 and 7 bits, literally and on the integer kernels: why 7 bits are chosen."""
+    if weight_bits("onnxruntime", None, cpu_flags())[0] == 8:
+        pytest.skip("this CPU adds products in 32 bits")
+    rng = np.random.default_rng(1)
+    w, x = rng.standard_normal((2, 5)).astype(np.float32), rng.standard_normal((16, 2)).astype(np.float32)
+    model = graph("(float[N,2] x) => (float[N,5] y) { y = MatMul(x, w) }", w=w)
+    want = run_outputs(model, [{"x": x}])
+    scores = {}
+    for reduce in (False, True):
+        options = CalibrationOptions(reduce_range=reduce)
+        result = convert(model, "int8", "onnxruntime", [{"x": x}], calibration=options)
+        session = onnxruntime.InferenceSession(ir.to_proto(result.model).SerializeToString())
+        scores[reduce] = (result.agreement, agreement(want, [{"y": session.run(None, {"x": x})[0]}]))
+    assert scores[True] == pytest.approx((0.9999, 0.9999), abs=2e-4)
+    assert scores[False][0] > 0.9999 and scores[False][1] < 0.99
 
 
 def test_b17_a_graph_output_of_a_gemm_and_a_tensor_without_data():
