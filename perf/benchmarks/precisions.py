@@ -26,7 +26,7 @@ from compiler.dtypes import AnyArray
 from compiler.errors import ModelkilnError
 from compiler.precision import CalibrationOptions, convert
 from compiler.precision.accuracy import agreement
-from compiler.targets.onnxruntime import MODEL_FILE, write
+from compiler.targets.onnxruntime import MODEL_FILE, write_onnx
 from compiler.targets.registry import Runner
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ def measure(
 ) -> Runner:
     """Prints a line per precision; returns the fp32 session, for another graph of the same model to compare with."""
     with tempfile.TemporaryDirectory() as folder:
-        write(model.clone(), Path(folder))
+        write_onnx(model.clone(), Path(folder))
         own = _open(Path(folder))
         baseline = baseline or own
         want = baseline(held_out)
@@ -99,7 +99,7 @@ def measure(
             except ModelkilnError as error:
                 print(f"{name:22} {precision:13} {error.message[:90]}")
                 continue
-            write(result.model, Path(folder))
+            write_onnx(result.model, Path(folder))
             size = sum(f.stat().st_size for f in Path(folder).iterdir()) / 1e6
             label = f"{precision}{' ' + options.method if precision == 'int8' else ''}"
             extra = f"{len(result.held)} held, {size:.0f} MB, converted in {time.monotonic() - started:.0f} s"
