@@ -1,0 +1,1 @@
+"""Model runners: they hold the weights and the paged KV cache, and compute one step."""
