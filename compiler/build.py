@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from compiler.errors import UsageError
-from compiler.pipeline import BuildResult
+from compiler.manifest import BuildResult
 from compiler.progress import Stage, silent_stage
 from compiler.repository import Repository
 from compiler.yaml_reader import Node, node_from_plain, read_yaml

@@ -2,58 +2,28 @@
 
 from __future__ import annotations
 
-import platform
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any
 
-from compiler import __version__
+from compiler.build_key import model_fingerprint, up_to_date
 from compiler.candidates import Candidate, Choice, build_candidate, choices_for, choose, table, time_candidates
 from compiler.cases import best_case, export_sizes, make_case, parity_cases
 from compiler.dtypes import AnyArray
 from compiler.errors import ModelRefused
-from compiler.fingerprint import code_fingerprint, cpu_description, inputs_fingerprint, sha256_json
-from compiler.graph_stats import graph_stats
+from compiler.manifest import BuildResult, manifest_head, model_manifest
 from compiler.passes import num_nodes
 from compiler.progress import Stage, silent_stage
 from compiler.recorded import record
 from compiler.reference import check_output_shapes
-from compiler.repository import Published, Repository
-from compiler.sources import open_source, source_files, source_packages
+from compiler.repository import Repository
+from compiler.sources import open_source
 from compiler.spec import AUTO, ModelSpec
-from compiler.targets.registry import SOURCE_FILE, TARGET_NAMES, ArtifactTensor, target_named
+from compiler.targets.registry import SOURCE_FILE, ArtifactTensor, target_named
 from compiler.triton_config import model_config, text_from_config
 
 References = Mapping[str, Mapping[str, AnyArray]]
-
-
-@dataclass(frozen=True)
-class BuildResult:
-    """The outcome of `compile build` for one spec.
-
-    Attributes:
-        published: the version in the repository.
-        built: False where the newest version was made from the same inputs and nothing was done.
-        seconds: wall time.
-    """
-
-    published: Published
-    built: bool
-    seconds: float
-
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "model": self.published.model,
-            "version": self.published.version,
-            "built": self.built,
-            "seconds": round(self.seconds, 3),
-            "path": str(self.published.folder),
-            "manifest": self.published.manifest,
-        }
 
 
 def num_stages(spec: ModelSpec) -> int:
@@ -84,11 +54,7 @@ def compile_model(
     started = time.monotonic()
     repository.check_publishable(spec.name)
     choices = choices_for(spec)
-    packages = (*packages_of(spec), *source_packages(spec))
-    fingerprint = {
-        **inputs_fingerprint(spec.document, {**source_files(spec), **calibration_files(spec)}, packages),
-        **machine_of(spec, choices),
-    }
+    fingerprint = model_fingerprint(spec, choices)
     if not force and (current := up_to_date(repository, spec.name, fingerprint, spec.path.parent)):
         return BuildResult(current, built=False, seconds=time.monotonic() - started)
     require_targets(spec, choices)
@@ -138,66 +104,15 @@ def compile_model(
             check_artifact(spec, inputs, outputs)
             recorded = record(cases, references, chosen.folder)
             config_text = text_from_config(model_config(spec, target, inputs, outputs))
+            flags = " --trust-pickle" if source.trusted else ""
             manifest = {
-                **manifest_head(
-                    spec.document, fingerprint, code, spec.path, flags=" --trust-pickle" if source.trusted else ""
-                ),
-                "source": {
-                    "description": source.description,
-                    "notes": [*source.notes, *exported.notes],
-                    "trusted": list(source.trusted),
-                },
-                "target": chosen.choice.target,
-                "backend": target.backend,
-                "precision": chosen.choice.precision,
-                "artifact": chosen.facts,
-                "exporter": exported.exporter,
-                "opset": exported.opset,
-                "parameters": source.num_parameters,
-                "inputs": [_tensor_json(t) for t in inputs],
-                "outputs": [_tensor_json(t) for t in outputs],
-                "graph": {
-                    "sizes": {name: dim.opt for name, dim in spec.dims.items()},
-                    "exported": graph_stats(exported.model, best_case(spec)).to_json(),
-                    "shipped": chosen.stats.to_json() if chosen.stats else None,
-                },
-                "passes": [report.to_json() for report in chosen.passes],
-                "parity": {
-                    "judged_on": chosen.judged_on,
-                    "artifact_was_run": chosen.judged_on == target.model_file,
-                    **chosen.parity.to_json(),
-                },
+                **manifest_head(spec.document, fingerprint, code, spec.path, flags=flags),
+                **model_manifest(spec, source, exported, candidates, chosen, (inputs, outputs)),
                 "references": recorded,
-                "candidates": [candidate.to_json() for candidate in candidates],
             }
             published = repository.publish(spec.name, config_text, chosen.folder, manifest)
             log.note(str(published.folder))
     return BuildResult(published, built=True, seconds=time.monotonic() - started)
-
-
-def calibration_files(spec: ModelSpec) -> dict[str, Path]:
-    """Returns the calibration data by name, for the build's key.
-
-    Raises:
-        SpecError: there is no such folder, or nothing in it.
-    """
-    if spec.calibration is None:
-        return {}
-    path = spec.path.parent / spec.calibration
-    files = sorted(path.glob("*.npz")) if path.is_dir() else [path] if path.is_file() else []
-    if not files:
-        spec.at("calibration").fail(f"calibration: no .npz files in {spec.calibration}", hint=f"looked in {path}")
-    return {f"{spec.calibration}/{file.name}": file for file in files}
-
-
-def machine_of(spec: ModelSpec, choices: Sequence[Choice]) -> dict[str, Any]:
-    """Returns what of this machine changes the result: an engine's device, and for `auto` the processor."""
-    facts: dict[str, Any] = {}
-    for choice in choices:
-        facts.update(target_named(choice.target).machine())
-    if AUTO in (spec.target, spec.precision):
-        facts["processor"] = cpu_description()  # what is fastest here need not be elsewhere
-    return facts
 
 
 def require_targets(spec: ModelSpec, choices: Sequence[Choice]) -> None:
@@ -205,12 +120,6 @@ def require_targets(spec: ModelSpec, choices: Sequence[Choice]) -> None:
     if spec.target != AUTO:
         for choice in choices:
             target_named(choice.target).require()
-
-
-def packages_of(spec: ModelSpec) -> list[str]:
-    """Returns the distributions whose version changes what is built."""
-    names = TARGET_NAMES if spec.target == AUTO else (spec.target,)
-    return sorted({package for name in names for package in target_named(name).packages})
 
 
 def _candidate_lines(candidate: Candidate, named: bool) -> list[str]:
@@ -234,41 +143,6 @@ def _candidate_lines(candidate: Candidate, named: bool) -> list[str]:
     return lines
 
 
-def up_to_date(repository: Repository, name: str, fingerprint: dict[str, Any], folder: Path) -> Published | None:
-    """Returns the newest version if it was made from the same inputs and none of its files was touched."""
-    current = repository.latest(name)
-    if current is None or current.version != max(repository.versions(name)):
-        return None
-    code = current.manifest.get("code")
-    if not isinstance(code, dict):
-        return None
-    key = build_key(fingerprint, code_fingerprint(code, folder))
-    if key != current.manifest.get("build_key") or repository.damage(current):
-        return None
-    return current
-
-
-def build_key(fingerprint: dict[str, Any], code: dict[str, str]) -> str:
-    """Returns the hash that names a build's inputs."""
-    return sha256_json({"inputs": fingerprint, "code": code})
-
-
-def manifest_head(
-    document: dict[str, Any], fingerprint: dict[str, Any], code: dict[str, str], path: Path, flags: str = ""
-) -> dict[str, Any]:
-    """Returns what every manifest begins with: the inputs, and how to make the version again."""
-    return {
-        "build_key": build_key(fingerprint, code),
-        "created_at": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        "command": f"compile build {path.name}{flags}",
-        "modelkiln": __version__,
-        "platform": f"{platform.system()} {platform.machine()}",
-        "made_from": fingerprint,
-        "code": code,
-        "spec": document,
-    }
-
-
 def check_artifact(spec: ModelSpec, inputs: Sequence[ArtifactTensor], outputs: Sequence[ArtifactTensor]) -> None:
     """Compares the shipped file's dtypes with those of the spec.
 
@@ -285,7 +159,3 @@ def check_artifact(spec: ModelSpec, inputs: Sequence[ArtifactTensor], outputs: S
                 f"'{tensor.name}' is {got.name} in the compiled file, the spec says {tensor.dtype.name}",
                 hint=f"set dtype: {got.name} in the spec, or convert it in the model",
             )
-
-
-def _tensor_json(tensor: ArtifactTensor) -> dict[str, Any]:
-    return {"name": tensor.name, "onnx_type": tensor.onnx_type, "shape": list(tensor.shape)}

@@ -12,10 +12,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from compiler.build_key import up_to_date
 from compiler.errors import EnvironmentLacks, one_of
 from compiler.files import resolve_file
 from compiler.fingerprint import inputs_fingerprint
-from compiler.pipeline import BuildResult, manifest_head, up_to_date
+from compiler.manifest import BuildResult, manifest_head
 from compiler.progress import Stage, silent_stage
 from compiler.repository import MANIFEST_FILE, Repository
 from compiler.spec import Serving, model_name, read_serving

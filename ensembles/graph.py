@@ -9,9 +9,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
 
+from compiler.build_key import up_to_date
 from compiler.errors import SpecError, did_you_mean, one_of
 from compiler.fingerprint import inputs_fingerprint
-from compiler.pipeline import BuildResult, manifest_head, up_to_date
+from compiler.manifest import BuildResult, manifest_head
 from compiler.progress import Stage, silent_stage
 from compiler.repository import Repository
 from compiler.spec import model_name

@@ -11,7 +11,8 @@ import onnxruntime
 import pytest
 
 from compiler.errors import ModelRefused, SpecError
-from compiler.pipeline import BuildResult, compile_model
+from compiler.manifest import BuildResult
+from compiler.pipeline import compile_model
 from compiler.repository import Repository
 from compiler.spec import model_spec_from_file
 from compiler.triton_config import config_from_text

@@ -9,7 +9,8 @@ import onnx
 import onnxruntime
 import pytest
 
-from compiler.pipeline import BuildResult, compile_model
+from compiler.manifest import BuildResult
+from compiler.pipeline import compile_model
 from compiler.repository import Repository
 from compiler.spec import model_spec_from_file
 from tests.compiler.conftest import SPEC

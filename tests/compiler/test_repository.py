@@ -15,8 +15,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from compiler import repository as module
+from compiler.build_key import up_to_date
 from compiler.errors import EnvironmentLacks, RepositoryError
-from compiler.pipeline import up_to_date
 from compiler.repository import Repository
 
 CONFIG = 'name: "m"\nbackend: "onnxruntime"\nmax_batch_size: 4\n'

@@ -14,7 +14,8 @@ import torch
 from torch import nn
 
 from compiler.errors import ModelkilnError, ModelRefused, SpecError
-from compiler.pipeline import BuildResult, compile_model
+from compiler.manifest import BuildResult
+from compiler.pipeline import compile_model
 from compiler.repository import Repository
 from compiler.spec import model_spec_from_file
 from tests.compiler.opens import opens_of

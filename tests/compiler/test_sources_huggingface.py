@@ -13,7 +13,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from compiler.errors import EnvironmentLacks, ModelkilnError, ModelRefused, SpecError
-from compiler.pipeline import BuildResult, compile_model
+from compiler.manifest import BuildResult
+from compiler.pipeline import compile_model
 from compiler.repository import Repository
 from compiler.sources.huggingface_folder import read_folder
 from compiler.spec import model_spec_from_file

@@ -14,7 +14,8 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from compiler.errors import ModelkilnError, ModelRefused, SpecError
-from compiler.pipeline import BuildResult, compile_model
+from compiler.manifest import BuildResult
+from compiler.pipeline import compile_model
 from compiler.repository import Repository
 from compiler.spec import model_spec_from_file
 from tests.compiler.onnx_models import BIAS, SPEC, WEIGHT, external_model, model, tensor, write

@@ -11,7 +11,8 @@ import pytest
 
 from compiler.engine_host import host_gpus
 from compiler.engine_options import RTX_COMPUTE_CAPABILITIES
-from compiler.pipeline import BuildResult, compile_model
+from compiler.manifest import BuildResult
+from compiler.pipeline import compile_model
 from compiler.repository import Repository
 from compiler.spec import model_spec_from_file
 from tests.compiler.conftest import SPEC

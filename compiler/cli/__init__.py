@@ -1,0 +1,27 @@
+"""The `compile` command: arguments in, exit code and report out; one file per command. No logic of its own."""
+
+from __future__ import annotations
+
+import click
+
+from compiler import __version__
+from compiler.cli import build, check, doctor, explain, serve, verify
+from compiler.cli.common import EXIT_CODES
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100}, epilog=EXIT_CODES)
+@click.version_option(__version__, prog_name="compile")
+def main() -> None:
+    """From a PyTorch model to a served, measured NVIDIA Triton deployment.
+
+    \b
+    Examples:
+      compile build ensembles/text_embedding        # every spec of a pipeline
+      compile serve                                 # a real tritonserver on the repository
+      compile check                                 # what Triton would refuse
+      compile doctor                                # what this machine lacks
+    """
+
+
+for _module in (build, serve, check, verify, explain, doctor):
+    main.add_command(_module.command)

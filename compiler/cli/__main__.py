@@ -1,0 +1,5 @@
+"""`python -m compiler.cli` is the `compile` command."""
+
+from compiler.cli import main
+
+main(prog_name="compile")

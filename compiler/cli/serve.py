@@ -1,0 +1,134 @@
+"""`compile serve`: a real tritonserver on the repository until it is interrupted."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import click
+
+from compiler.cli.common import EXIT_CODES, common, repository_argument
+from compiler.errors import RepositoryError
+
+
+@click.command("serve", epilog=EXIT_CODES)
+@repository_argument
+@click.option("--host", default="127.0.0.1", show_default=True, envvar="MODELKILN_HOST", help="Address to listen on.")
+@click.option("--http-port", default=8000, show_default=True, type=click.IntRange(0, 65535), help="0 takes a free one.")
+@click.option("--grpc-port", default=8001, show_default=True, type=click.IntRange(0, 65535), help="0 takes a free one.")
+@click.option(
+    "--metrics-port",
+    default=8002,
+    show_default=True,
+    type=click.IntRange(0, 65535),
+    help="0 takes a free one.",
+)
+@click.option(
+    "--ready-timeout",
+    default=120.0,
+    show_default=True,
+    type=click.FloatRange(1),
+    help="Seconds to wait for READY.",
+)
+@click.option("--server-arg", multiple=True, help="A flag to pass on to tritonserver, such as --log-verbose=1.")
+@click.option("--verbose", "-v", is_flag=True, help="Show all of the server's log.")
+@common
+def command(repository: Path, server_arg: tuple[str, ...], verbose: bool, as_json: bool, **ports: Any) -> None:
+    """Serve REPOSITORY on a real tritonserver until interrupted.
+
+    The repository is checked first; the addresses are printed when every model is READY.
+    SIGINT or SIGTERM stops the server and everything it started.
+
+    \b
+    Examples:
+      compile serve
+      compile serve model_repository --http-port 9000 --grpc-port 9001 --metrics-port 9002
+    """
+    from compiler.addresses import LOOPBACK, ServerOptions
+    from compiler.server import TritonServer
+    from compiler.server_log import worth_showing
+
+    _refuse_findings(repository)
+
+    def relay(line: str) -> None:
+        if verbose or worth_showing(line):
+            click.echo(f"triton: {line}", err=True)
+
+    options = ServerOptions(
+        repository,
+        host=ports["host"],
+        http_port=ports["http_port"],
+        grpc_port=ports["grpc_port"],
+        metrics_port=ports["metrics_port"],
+        ready_timeout_s=ports["ready_timeout"],
+        extra=server_arg,
+    )
+    if options.host not in LOOPBACK:
+        click.echo(
+            f"warning: {options.host} is not a loopback address: everyone who reaches it can use the models",
+            err=True,
+        )
+    try:
+        with _stop_signals(), TritonServer(options, relay) as server:
+            _print_addresses(server, as_json)
+            code = server.wait()
+            raise RepositoryError(
+                f"tritonserver ended by itself with code {code}", hint="run with --verbose to see its log"
+            )
+    except _Stopped:
+        click.echo("stopped", err=True)
+
+
+class _Stopped(BaseException):
+    """SIGINT or SIGTERM came."""
+
+
+@contextmanager
+def _stop_signals() -> Iterator[None]:
+    def stop(number: int, frame: Any) -> None:
+        raise _Stopped
+
+    previous = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+
+
+def _print_addresses(server: Any, as_json: bool) -> None:
+    where, models = server.addresses, sorted(server.log.loaded)
+    if as_json:
+        result = {
+            "ready": True,
+            "models": models,
+            "http": where.http,
+            "grpc": where.grpc,
+            "metrics": where.metrics,
+            "pid": server.pid,
+        }
+        click.echo(json.dumps(result))
+    else:
+        click.echo(f"READY: {', '.join(models) or 'no models'}")
+        click.echo(f"  HTTP     http://{where.http}")
+        click.echo(f"  gRPC     {where.grpc}")
+        click.echo(f"  metrics  {where.metrics}")
+    sys.stdout.flush()
+
+
+def _refuse_findings(repository: Path) -> None:
+    from compiler.check import check_repository
+    from compiler.engine_host import this_host
+    from compiler.repository import Repository
+
+    if not repository.is_dir():
+        raise RepositoryError(f"{repository} does not exist", hint="compile build SPEC makes it")
+    findings = check_repository(Repository(repository), host=this_host())
+    errors = [str(f) for f in findings if f.level == "error"]
+    if errors:
+        raise RepositoryError("the repository cannot be served:\n  " + "\n  ".join(errors))
