@@ -10,6 +10,8 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
+    from backends.llm.engine.request import Request
+
 RequestId = NewType("RequestId", str)
 BlockId = NewType("BlockId", int)
 
@@ -64,3 +66,36 @@ class ModelRunnerOutput:
     """
 
     logits: npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class RequestUpdate:
+    """What one step did to a request that got tokens.
+
+    Attributes:
+        new_token_ids: the tokens that became part of the answer.
+        num_accepted_drafts: how many of them were draft tokens.
+    """
+
+    request: Request
+    new_token_ids: Sequence[int]
+    num_accepted_drafts: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerStats:
+    """Counters since the start, and what is there now."""
+
+    num_running: int
+    num_waiting: int
+    num_blocks: int
+    num_free_blocks: int
+    num_cached_blocks: int
+    num_preemptions: int
+    num_prefix_queries: int
+    num_prefix_hits: int
+
+    @property
+    def kv_cache_usage(self) -> float:
+        """Share of the blocks that requests hold, 0 to 1."""
+        return 1.0 - self.num_free_blocks / self.num_blocks

@@ -1,0 +1,334 @@
+"""Scheduler: which tokens of which requests the next step computes.
+
+There is no prefill and no decode phase. A request is behind by `num_uncomputed_tokens`; each step gives it tokens until
+it is not, and then one more is sampled. Running decodes are behind by one, prompts by many, and a step mixes them:
+
+    1. every running request that is behind by one gets it, with its draft tokens where there is room;
+    2. short prompts that are under way, then the one long prompt, up to its share while others wait;
+    3. new requests, in the policy's order, as long as tokens, places and blocks last;
+    4. what is left goes to the long prompt.
+
+When blocks run out, the running request that is last in the policy's order is preempted: its blocks are freed, and it
+waits to be computed again, its answer so far included. The first in the order always gets on, since one request alone
+always fits.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from backends.llm.engine.config import SchedulerConfig
+from backends.llm.engine.errors import RequestRefused
+from backends.llm.engine.kv_cache_manager import KVCacheManager
+from backends.llm.engine.outputs import RequestId, RequestUpdate, ScheduledRequest, SchedulerOutput, SchedulerStats
+from backends.llm.engine.policies import Queue, policy_named
+from backends.llm.engine.request import FinishReason, Request
+
+
+@dataclass(slots=True)
+class _Step:
+    """The step that is being put together.
+
+    Attributes:
+        budget: tokens that may still be scheduled.
+        num_tokens: how many of each request are.
+    """
+
+    budget: int
+    num_tokens: dict[RequestId, int] = field(default_factory=dict)
+    preempted: list[RequestId] = field(default_factory=list)
+
+    def take(self, request: Request, count: int) -> None:
+        self.num_tokens[request.request_id] = self.num_tokens.get(request.request_id, 0) + count
+        self.budget -= count
+
+    def give_back(self, request: Request) -> None:
+        self.budget += self.num_tokens.pop(request.request_id, 0)
+
+
+class Scheduler:
+    """Puts steps together; owns all requests from `add_request` until they are finished.
+
+    Args:
+        config: the limits and the policy.
+        kv_cache: the block tables; nobody else changes them.
+    """
+
+    def __init__(self, config: SchedulerConfig, kv_cache: KVCacheManager) -> None:
+        self.config = config
+        self.max_model_len = min(config.max_model_len, kv_cache.capacity_tokens)
+        self._kv = kv_cache
+        self._policy = policy_named(config.policy, lambda r: len(kv_cache.find_prefix(r)) * kv_cache.block_size)
+        self._short: Queue = self._policy.new_queue()
+        self._long: Queue = self._policy.new_queue()
+        self._running: dict[RequestId, Request] = {}
+        self._requests: dict[RequestId, Request] = {}
+        self._deadlines: list[tuple[int, RequestId]] = []
+        self._num_added = self._static_batch = 0
+        self._num_preemptions = self._num_prefix_queries = self._num_prefix_hits = 0
+
+    @property
+    def has_requests(self) -> bool:
+        return bool(self._requests)
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self._short) + len(self._long)
+
+    @property
+    def running(self) -> Iterator[Request]:
+        return iter(self._running.values())
+
+    def stats(self) -> SchedulerStats:
+        pool = self._kv.pool
+        return SchedulerStats(
+            num_running=len(self._running),
+            num_waiting=self.num_waiting,
+            num_blocks=pool.num_blocks,
+            num_free_blocks=pool.num_free_blocks,
+            num_cached_blocks=pool.num_cached_blocks,
+            num_preemptions=self._num_preemptions,
+            num_prefix_queries=self._num_prefix_queries,
+            num_prefix_hits=self._num_prefix_hits,
+        )
+
+    def add_request(self, request: Request) -> None:
+        """Takes a request over; it waits for its first step. Its answer is cut where the context ends.
+
+        Raises:
+            RequestRefused: it can never fit, or too many wait.
+        """
+        if request.request_id in self._requests:
+            raise RequestRefused(f"request id '{request.request_id}' is in use", "invalid")
+        if not request.prompt_token_ids:
+            raise RequestRefused("the prompt has no tokens, at least 1 is needed", "invalid")
+        if request.num_prompt_tokens >= self.max_model_len:
+            raise RequestRefused(
+                f"the prompt has {request.num_prompt_tokens} tokens, {self.max_model_len - 1} are allowed: prompt and "
+                f"answer together have room for {self.max_model_len}",
+                "invalid",
+            )
+        limit = self.config.max_waiting
+        if limit is not None and self.num_waiting >= limit:
+            raise RequestRefused(f"{self.num_waiting} requests wait already, {limit} are allowed", "overloaded")
+        request.max_output_tokens = min(request.max_output_tokens, self.max_model_len - request.num_prompt_tokens)
+        request.order = self._num_added
+        self._num_added += 1
+        self._requests[request.request_id] = request
+        if request.deadline_ns is not None:
+            heapq.heappush(self._deadlines, (request.deadline_ns, request.request_id))
+        self._policy.added(request)
+        self._queue_of(request).push(request)
+
+    def finish(self, request_id: RequestId, reason: FinishReason) -> Request | None:
+        """Ends a request at once and frees its blocks; None where it is not here (any more)."""
+        request = self._requests.pop(request_id, None)
+        if request is None:
+            return None
+        if self._running.pop(request_id, None) is not None:
+            self._kv.free(request)
+        else:
+            self._queue_of(request).remove(request)
+        self._policy.removed(request)
+        request.finish_reason = reason
+        return request
+
+    def expired(self, now_ns: int) -> list[RequestId]:
+        """Returns the requests whose deadline has passed, each once; they go on until `finish`."""
+        found = []
+        while self._deadlines and self._deadlines[0][0] <= now_ns:
+            deadline_ns, request_id = heapq.heappop(self._deadlines)
+            request = self._requests.get(request_id)
+            if request is not None and request.deadline_ns == deadline_ns:
+                found.append(request_id)
+        return found
+
+    def set_drafts(self, request_id: RequestId, token_ids: Sequence[int]) -> None:
+        """Proposes the next tokens of a running request; those that its answer has no room for are left out."""
+        request = self._running.get(request_id)
+        if request is not None and request.num_uncomputed_tokens == 1:
+            request.draft_token_ids = token_ids[: request.max_output_tokens - request.num_output_tokens - 1]
+
+    def schedule(self) -> SchedulerOutput:
+        """Returns the next step; an empty one where nothing can be done."""
+        step = _Step(self.config.max_num_batched_tokens)
+        prompts = self._schedule_decodes(step)
+        longs = [r for r in prompts if self._is_long(r)]
+        for request in prompts:
+            if not self._is_long(request):
+                self._advance(request, request.num_uncomputed_tokens, step)
+        others_wait = self.num_waiting > 0 or len(prompts) > 1
+        for request in longs[:1]:
+            share = self.config.long_prefill_tokens if others_wait else step.budget
+            self._advance(request, min(request.num_uncomputed_tokens, share), step)
+        if self.num_waiting and not step.preempted:
+            longs += self._admit_waiting(prompts, step)
+        for request in longs:
+            self._advance(request, request.num_uncomputed_tokens - step.num_tokens.get(request.request_id, 0), step)
+        return self._output(step)
+
+    def update_from_output(
+        self, output: SchedulerOutput, sampled: Mapping[RequestId, Sequence[int]]
+    ) -> list[RequestUpdate]:
+        """Takes over what a step computed and sampled; requests that end here leave the scheduler.
+
+        Args:
+            output: the step, as `schedule` returned it.
+            sampled: for each request with logits for a next token: the draft tokens that were accepted and one more.
+                A request that was finished meanwhile is passed over.
+        """
+        updates = []
+        for scheduled in output.requests:
+            request = self._running.get(scheduled.request_id)
+            if request is None:
+                continue
+            tokens = sampled.get(scheduled.request_id, ())
+            num_drafts = len(request.draft_token_ids) if tokens else 0
+            rejected = num_drafts - max(0, len(tokens) - 1)
+            request.num_computed_tokens += len(scheduled.token_ids) - rejected
+            request.draft_token_ids = ()
+            taken = request.append(tokens)
+            self._kv.publish(request)
+            if taken:
+                updates.append(RequestUpdate(request, taken, min(len(taken), len(tokens) - 1)))
+            if request.finish_reason is not None:
+                self.finish(request.request_id, request.finish_reason)
+        return updates
+
+    def check_invariants(self) -> None:
+        """Raises AssertionError where the books are wrong."""
+        self._kv.check_invariants()
+        waiting = {r.request_id for queue in (self._short, self._long) for r in queue}
+        assert waiting.isdisjoint(self._running) and waiting | set(self._running) == set(self._requests)
+        for request in self._running.values():
+            num_blocks = self._kv.num_blocks_of(request.request_id)
+            assert request.num_computed_tokens <= num_blocks * self._kv.block_size
+            assert request.num_computed_tokens < request.num_tokens, "a running request has something to compute"
+        assert all(self._kv.num_blocks_of(request_id) == 0 for request_id in waiting)
+        assert len(self._running) <= self.config.max_num_seqs
+
+    def _schedule_decodes(self, step: _Step) -> list[Request]:
+        """Schedules all that are behind by one token; returns the others, in the policy's order."""
+        prompts = []
+        # Drafts share what is left when every running request has its one token.
+        for_drafts = step.budget - len(self._running)
+        for request in list(self._running.values()):
+            if request.num_uncomputed_tokens > 1:
+                prompts.append(request)
+            elif request.request_id in self._running:  # not preempted by one before it
+                if len(request.draft_token_ids) > for_drafts:
+                    request.draft_token_ids = request.draft_token_ids[: max(0, for_drafts)]
+                for_drafts -= len(request.draft_token_ids)
+                self._advance(request, 1, step)
+        prompts = [request for request in prompts if request.request_id in self._running]
+        return sorted(prompts, key=self._policy.rank) if len(prompts) > 1 else prompts
+
+    def _advance(self, request: Request, num_tokens: int, step: _Step) -> None:
+        """Schedules up to that many tokens of a running request, and its drafts if they bring it up to date."""
+        num_tokens = min(num_tokens, step.budget)
+        if num_tokens < 1 or request.request_id not in self._running:
+            return
+        end = request.num_computed_tokens + step.num_tokens.get(request.request_id, 0) + num_tokens
+        if request.draft_token_ids:
+            if end == request.num_tokens and self._kv.grow(request, end + len(request.draft_token_ids)):
+                step.take(request, num_tokens + len(request.draft_token_ids))
+                return
+            request.draft_token_ids = ()  # a guess is not worth a preemption
+        while not self._kv.grow(request, end):
+            victim = max(self._running.values(), key=self._policy.rank)
+            self._preempt(victim, step)
+            if victim is request:
+                return
+        step.take(request, num_tokens)
+
+    def _preempt(self, request: Request, step: _Step) -> None:
+        """Frees a running request's blocks; it waits to be computed again."""
+        step.give_back(request)
+        step.preempted.append(request.request_id)
+        del self._running[request.request_id]
+        self._kv.free(request)
+        request.num_computed_tokens = 0
+        request.draft_token_ids = ()
+        request.num_preemptions += 1
+        self._num_preemptions += 1
+        self._queue_of(request).push(request)
+
+    def _admit_waiting(self, prompts: Sequence[Request], step: _Step) -> list[Request]:
+        """Starts waiting requests in the policy's order, as long as tokens, places and blocks last.
+
+        Args:
+            prompts: those under way. The blocks that they still need are not given away, and one block for each running
+                request is kept: all that would end in a preemption.
+
+        Returns:
+            The long ones among those that were started.
+        """
+        longs: list[Request] = []
+        reserved = len(self._running) + sum(self._num_missing_blocks(request) for request in prompts)
+        if not self._running:
+            self._static_batch = min(self.num_waiting, self.config.max_num_seqs)
+        while step.budget > 0 and len(self._running) < self.config.max_num_seqs:
+            request = self._next_waiting(longs or prompts)
+            if request is None or (self.config.batching == "static" and self._static_batch == 0):
+                break
+            prefix = self._kv.find_prefix(request)
+            num_cached = len(prefix) * self._kv.block_size
+            num_tokens = min(request.num_tokens - num_cached, step.budget)
+            if self._is_long(request) and self.num_waiting > 1:
+                num_tokens = min(num_tokens, self.config.long_prefill_tokens)
+            later = self._kv.num_blocks_for(request.num_tokens) - self._kv.num_blocks_for(num_cached + num_tokens)
+            if not self._kv.admit(request, prefix, num_tokens, reserved + later):
+                break
+            self._start(request, num_cached)
+            step.take(request, num_tokens)
+            reserved += later + 1
+            self._static_batch -= 1
+            if self._is_long(request):
+                longs.append(request)
+        return longs
+
+    def _num_missing_blocks(self, request: Request) -> int:
+        return max(0, self._kv.num_blocks_for(request.num_tokens) - self._kv.num_blocks_of(request.request_id))
+
+    def _start(self, request: Request, num_cached: int) -> None:
+        self._queue_of(request).remove(request)
+        self._running[request.request_id] = request
+        request.num_computed_tokens = num_cached
+        if request.num_cached_tokens is None:
+            request.num_cached_tokens = num_cached
+            if self.config.enable_prefix_cache and not request.wants_prompt_logits:
+                self._num_prefix_queries += request.num_prompt_tokens
+                self._num_prefix_hits += num_cached
+
+    def _next_waiting(self, prompts: Sequence[Request]) -> Request | None:
+        """Returns who is to start next; a long prompt only where none is among those under way."""
+        heads = [self._short.peek()]
+        if not any(self._is_long(request) for request in prompts):
+            heads.append(self._long.peek())
+        return min((head for head in heads if head is not None), key=self._policy.rank, default=None)
+
+    def _output(self, step: _Step) -> SchedulerOutput:
+        requests = []
+        for request_id, num_tokens in step.num_tokens.items():
+            request = self._running[request_id]
+            start, end = request.num_computed_tokens, request.num_computed_tokens + num_tokens
+            token_ids = request.token_ids[start:end]
+            num_logits = 0
+            if end >= request.num_tokens:
+                token_ids += request.draft_token_ids
+                num_logits = 1 + len(request.draft_token_ids)
+            if request.wants_prompt_logits and start < request.num_prompt_tokens:
+                num_logits = len(token_ids)
+            requests.append(
+                ScheduledRequest(request_id, token_ids, start, self._kv.block_ids(request_id, end), num_logits)
+            )
+            self._policy.charge(request, num_tokens)
+        return SchedulerOutput(tuple(requests), tuple(step.preempted))
+
+    def _is_long(self, request: Request) -> bool:
+        return request.num_tokens > self.config.long_prefill_tokens
+
+    def _queue_of(self, request: Request) -> Queue:
+        return self._long if self._is_long(request) else self._short
