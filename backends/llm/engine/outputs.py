@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NewType
+from typing import TYPE_CHECKING, NamedTuple, NewType
 
 if TYPE_CHECKING:
     import numpy as np
@@ -16,8 +16,7 @@ RequestId = NewType("RequestId", str)
 BlockId = NewType("BlockId", int)
 
 
-@dataclass(frozen=True, slots=True)
-class ScheduledRequest:
+class ScheduledRequest(NamedTuple):
     """The tokens of one request that one step computes: a prefill chunk, a decode and a draft differ in numbers only.
 
     Attributes:
@@ -68,8 +67,7 @@ class ModelRunnerOutput:
     logits: npt.NDArray[np.float32]
 
 
-@dataclass(frozen=True, slots=True)
-class RequestUpdate:
+class RequestUpdate(NamedTuple):
     """What one step did to a request that got tokens.
 
     Attributes:
