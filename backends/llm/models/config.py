@@ -10,10 +10,12 @@ class RopeScaling:
     """A change of the rotary frequencies for long contexts.
 
     Attributes:
-        kind: "linear", "llama3", "yarn" or "dynamic".
+        kind: "linear", "llama3", "yarn", "dynamic" or "divisors".
         factor: how many times the context grew.
-        low_freq_factor, high_freq_factor, original_max_position_embeddings: of "llama3" and "yarn".
+        low_freq_factor, high_freq_factor: of "llama3"; of "yarn" they are its beta_slow and beta_fast.
+        original_max_position_embeddings: of "llama3" and "yarn".
         attention_factor: what "yarn" multiplies cosine and sine with; None where it follows from the factor.
+        divisors: [head_dim / 2] what "divisors" divides each frequency by: how GGUF files carry "llama3".
     """
 
     kind: str
@@ -22,6 +24,7 @@ class RopeScaling:
     high_freq_factor: float = 4.0
     original_max_position_embeddings: int = 0
     attention_factor: float | None = None
+    divisors: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)
