@@ -2,8 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
+
+from backends.llm.errors import InvalidRequest
+
+MAX_ANSWERS = 128
+MAX_LOGPROBS = 20
+MAX_STOP_STRINGS = 16
+MAX_STOP_CHARACTERS = 256
+MAX_STOP_TOKENS = 128
+MAX_LOGIT_BIAS = 100.0
 
 
 @dataclass(frozen=True)
@@ -11,20 +22,25 @@ class SamplingParams:
     """How to choose tokens, and when to stop; the names and defaults are vLLM's, except that it is greedy by default.
 
     Attributes:
-        n: answers for each prompt; answer i uses seed + i.
+        n: answers for each prompt, 1 to 128; each has a random stream of its own.
         temperature: 0 is greedy.
-        top_k: 0 is off. top_p, min_p: 1.0 and 0.0 are off.
-        repetition_penalty: over prompt and answer; presence_penalty, frequency_penalty: over the answer.
+        top_k: 0 or -1 is off, 1 is greedy. top_p, min_p: 1.0 and 0.0 are off.
+        repetition_penalty: over prompt and answer, 0.01 to 100.
+        presence_penalty, frequency_penalty: over the answer, -2 to 2.
         seed: None takes one from the request's id; the tokens never depend on batch mates or preemption.
         max_tokens: None is as many as the context has room for.
         min_tokens: before it, neither a stop token nor a stop string ends the answer.
-        stop: strings that end the answer and are not part of it.
-        stop_token_ids: beside the model's own end tokens.
+        stop: at most 16 strings of 1 to 256 characters that end the answer and are not part of it; one string or a list
+            is taken too.
+        stop_token_ids: beside the model's own end tokens; at most 128.
         ignore_eos: the model's end tokens do not end the answer.
-        logprobs: how many alternatives to report for each token; 0 is the chosen one alone, None is none.
+        logprobs: how many alternatives to report for each token, at most 20; 0 is the chosen one alone, None is none.
         prompt_logprobs: the same for the prompt's tokens.
         include_stop_str_in_output, skip_special_tokens: of the text.
-        logit_bias: added to the logits, by token.
+        logit_bias: added to the logits, by token, -100 to 100.
+
+    Raises:
+        InvalidRequest: a value has the wrong type or is out of range; `param` is the field's name.
     """
 
     n: int = 1
@@ -46,3 +62,102 @@ class SamplingParams:
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
     logit_bias: Mapping[int, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        _check_integer("n", self.n, 1, MAX_ANSWERS)
+        _check_number("temperature", self.temperature, 0.0)
+        _check_integer("top_k", self.top_k, -1)
+        _check_number("top_p", self.top_p, 0.0, 1.0, above_low=True)
+        _check_number("min_p", self.min_p, 0.0, 1.0)
+        _check_number("repetition_penalty", self.repetition_penalty, 0.01, 100.0)
+        _check_number("presence_penalty", self.presence_penalty, -2.0, 2.0)
+        _check_number("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
+        if self.seed is not None:
+            _check_integer("seed", self.seed, -(2**63), 2**63 - 1)
+        if self.max_tokens is not None:
+            _check_integer("max_tokens", self.max_tokens, 1)
+        _check_integer("min_tokens", self.min_tokens, 0, self.max_tokens)
+        for name in ("logprobs", "prompt_logprobs"):
+            if getattr(self, name) is not None:
+                _check_integer(name, getattr(self, name), 0, MAX_LOGPROBS)
+        for name in ("ignore_eos", "include_stop_str_in_output", "skip_special_tokens"):
+            if not isinstance(getattr(self, name), bool):
+                raise _refusal(name, getattr(self, name), "true or false")
+        object.__setattr__(self, "stop", _stop_strings(self.stop))
+        object.__setattr__(self, "stop_token_ids", _stop_tokens(self.stop_token_ids))
+        object.__setattr__(self, "logit_bias", _logit_bias(self.logit_bias))
+
+    @property
+    def greedy(self) -> bool:
+        """The most likely token is taken; top_k 1 is that by another name."""
+        return self.temperature == 0 or self.top_k == 1
+
+    @property
+    def has_penalties(self) -> bool:
+        return self.repetition_penalty != 1 or self.presence_penalty != 0 or self.frequency_penalty != 0
+
+    def check_vocabulary(self, vocab_size: int) -> None:
+        """Checks what depends on the model.
+
+        Raises:
+            InvalidRequest: a token id is not in the vocabulary.
+        """
+        for name, token_ids in (("logit_bias", self.logit_bias), ("stop_token_ids", self.stop_token_ids)):
+            for token_id in token_ids:
+                if token_id >= vocab_size:
+                    raise _refusal(name, token_id, f"token ids from 0 to {vocab_size - 1}, the model's vocabulary")
+
+
+def _refusal(name: str, value: object, allowed: str) -> InvalidRequest:
+    seen = repr(value)
+    if len(seen) > 80:
+        seen = seen[:77] + "..."
+    return InvalidRequest(f"{name} is {seen}; allowed: {allowed}", param=name)
+
+
+def _check_integer(name: str, value: Any, low: int, high: int | None = None) -> None:
+    allowed = f"an integer from {low} to {high}" if high is not None else f"an integer of {low} or more"
+    if type(value) is not int or value < low or (high is not None and value > high):
+        raise _refusal(name, value, allowed)
+
+
+def _check_number(name: str, value: Any, low: float, high: float | None = None, *, above_low: bool = False) -> None:
+    allowed = f"a number above {low:g}" if above_low else f"a number of {low:g} or more"
+    allowed += "" if high is None else f", up to {high:g}"
+    # Comparisons alone: NaN fails each of them, and an integer too large for a float is no special case.
+    inside = type(value) in (int, float) and low <= value <= (sys.float_info.max if high is None else high)
+    if not inside or (above_low and value == low):
+        raise _refusal(name, value, allowed)
+
+
+def _stop_strings(stop: Any) -> tuple[str, ...]:
+    allowed = f"up to {MAX_STOP_STRINGS} strings of 1 to {MAX_STOP_CHARACTERS} characters"
+    strings = (stop,) if isinstance(stop, str) else stop
+    if not isinstance(strings, Sequence) or len(strings) > MAX_STOP_STRINGS:
+        raise _refusal("stop", stop, allowed)
+    for text in strings:
+        if not isinstance(text, str) or not 1 <= len(text) <= MAX_STOP_CHARACTERS:
+            raise _refusal("stop", text, allowed)
+    return tuple(strings)
+
+
+def _stop_tokens(token_ids: Any) -> tuple[int, ...]:
+    allowed = f"up to {MAX_STOP_TOKENS} token ids of 0 or more"
+    if isinstance(token_ids, str) or not isinstance(token_ids, Sequence) or len(token_ids) > MAX_STOP_TOKENS:
+        raise _refusal("stop_token_ids", token_ids, allowed)
+    for token_id in token_ids:
+        if type(token_id) is not int or token_id < 0:
+            raise _refusal("stop_token_ids", token_id, allowed)
+    return tuple(token_ids)
+
+
+def _logit_bias(logit_bias: Any) -> dict[int, float]:
+    allowed = f"token ids of 0 or more, each with a number from -{MAX_LOGIT_BIAS:g} to {MAX_LOGIT_BIAS:g}"
+    if not isinstance(logit_bias, Mapping):
+        raise _refusal("logit_bias", logit_bias, allowed)
+    for token_id, bias in logit_bias.items():
+        if type(token_id) is not int or token_id < 0:
+            raise _refusal("logit_bias", token_id, allowed)
+        if type(bias) not in (int, float) or not abs(bias) <= MAX_LOGIT_BIAS:
+            raise _refusal("logit_bias", bias, allowed)
+    return dict(logit_bias)

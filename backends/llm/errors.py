@@ -1,0 +1,27 @@
+"""Errors of the LLM engine that a user can see; each ends one request and no other."""
+
+from __future__ import annotations
+
+from compiler.errors import ModelkilnError
+
+
+class InvalidRequest(ModelkilnError):
+    """A request asks for something that is not allowed.
+
+    Attributes:
+        param: the field that is wrong, as the OpenAI API's errors name it.
+    """
+
+    exit_code = 2
+    kind = "invalid_request"
+
+    def __init__(self, message: str, *, param: str, hint: str = "") -> None:
+        super().__init__(message, hint=hint)
+        self.param = param
+
+
+class LogitsError(ModelkilnError):
+    """No token can be chosen from a row of logits: it holds NaN or infinity, or no token is allowed."""
+
+    exit_code = 1
+    kind = "logits"
