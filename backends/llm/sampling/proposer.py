@@ -25,6 +25,11 @@ class Draft:
     token_ids: tuple[int, ...]
     probabilities: npt.NDArray[np.float32] | None = None
 
+    def first(self, count: int) -> Draft:
+        """Returns the draft cut to as many tokens as a step had room for."""
+        rows = None if self.probabilities is None else self.probabilities[:count]
+        return Draft(self.token_ids[:count], rows)
+
 
 NO_DRAFT = Draft(())
 

@@ -46,17 +46,20 @@ class SampleRequest:
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """The next tokens of one answer: the accepted drafts and one token more, or up to a stop token.
+    """The next tokens of one answer: the accepted drafts and one token more. It may go on behind a stop token.
 
     Attributes:
         token_ids: not empty.
-        num_accepted: how many of them are draft tokens.
         logprobs: one for each token where `params.logprobs` asks for them, else None.
     """
 
     token_ids: tuple[int, ...]
-    num_accepted: int
     logprobs: tuple[TokenLogprobs, ...] | None = None
+
+    @property
+    def num_accepted(self) -> int:
+        """How many draft tokens were accepted."""
+        return len(self.token_ids) - 1
 
 
 def sample(logits: Floats, requests: Sequence[SampleRequest]) -> list[Sampled | LogitsError]:
@@ -89,10 +92,8 @@ def sample(logits: Floats, requests: Sequence[SampleRequest]) -> list[Sampled | 
 def _sample_one(logits: Floats, winners: list[int], finite: list[bool], request: SampleRequest) -> Sampled:
     """Goes through the rows of one request as plain decoding would, as long as the drafts are what it chooses."""
     state = request.state
-    drafts = request.draft.token_ids
     token_ids: list[int] = []
     logprobs: list[TokenLogprobs] = []
-    num_accepted = 0
     for row, winner in enumerate(winners):
         if not finite[row]:
             raise LogitsError(
@@ -101,13 +102,11 @@ def _sample_one(logits: Floats, winners: list[int], finite: list[bool], request:
         token_id, accepted = _choose(logits[row], winner, request, row)
         state.append(token_id)
         token_ids.append(token_id)
-        num_accepted += accepted
         if state.params.logprobs is not None:
             logprobs.append(token_logprobs(logits[row], token_id, state.params.logprobs))
-        if not accepted or token_id in state.stop_token_ids:
+        if not accepted:
             break
-    assert token_ids and num_accepted <= len(drafts)
-    return Sampled(tuple(token_ids), num_accepted, tuple(logprobs) if state.params.logprobs is not None else None)
+    return Sampled(tuple(token_ids), tuple(logprobs) if state.params.logprobs is not None else None)
 
 
 def _choose(logits: Floats, winner: int, request: SampleRequest, row: int) -> tuple[int, bool]:

@@ -17,7 +17,6 @@ class SamplerState:
 
     Attributes:
         params: checked against the vocabulary already.
-        stop_token_ids: tokens that end the answer.
     """
 
     def __init__(
@@ -38,12 +37,11 @@ class SamplerState:
             stop_token_ids: all that end the answer, the model's own among them; impossible before `params.min_tokens`.
         """
         self.params = params
-        self.stop_token_ids = frozenset(stop_token_ids)
         self._seed = seed
         self._sample_index = sample_index
         self._num_prompt_tokens = len(prompt_token_ids)
         self._num_output_tokens = 0
-        self._stop_ids = np.array(sorted(self.stop_token_ids), dtype=np.int64)
+        self._stop_ids = np.array(sorted(set(stop_token_ids)), dtype=np.int64)
         self._bias_ids = np.array(list(params.logit_bias), dtype=np.int64)
         self._bias = np.array(list(params.logit_bias.values()), dtype=np.float32)
         # Only the repetition penalty looks at the prompt.
