@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from compiler.cases import Case, best_case
+from compiler.cases import Case, best_case, precision_cases
 from compiler.dtypes import AnyArray
 from compiler.engine_host import host_gpus
 from compiler.errors import EnvironmentLacks, ModelRefused, did_you_mean, one_of
@@ -19,6 +19,7 @@ from compiler.precision import (
     CalibrationOptions,
     calibration_from_folder,
     convert,
+    held_lines,
     refuse_unsupported,
     supported,
 )
@@ -33,8 +34,6 @@ if TYPE_CHECKING:
 References = Mapping[str, Mapping[str, AnyArray]]
 
 ROUNDS, CALLS, WARMUP = 7, 3, 2
-MAX_HELD_NOTES = 12
-MAX_SEARCH_RUNS = 8  # graphs that the search for nodes to hold may build and run
 
 
 @dataclass(frozen=True)
@@ -258,32 +257,27 @@ def optimise(
     model, reports = run_passes(before, model, spec, "fp32", judge, references, work)
     half = choice.precision in ("fp16", "bf16")
     if half:
-        model, report = _convert(model, spec, choice, cases)
+        model, report = _convert(model, spec, choice)
         reports.append(report)
     model, more = run_passes(after, model, spec, choice.precision if half else "fp32", judge, references, work)
     reports += more
     if choice.precision.startswith("int8"):
-        model, report = _convert(model, spec, choice, cases)
+        model, report = _convert(model, spec, choice)
         reports.append(report)
     return model, reports
 
 
-def _convert(model: ir.Model, spec: ModelSpec, choice: Choice, cases: Sequence[Case]) -> tuple[ir.Model, PassReport]:
+def _convert(model: ir.Model, spec: ModelSpec, choice: Choice) -> tuple[ir.Model, PassReport]:
     """Writes a lower precision into the graph; held nodes are told with their reasons."""
     inputs = [value.name or "" for value in model.graph.inputs]
     if choice.precision == "int8":
         assert spec.calibration is not None
         samples = calibration_from_folder(spec.path.parent / spec.calibration, inputs)
     else:
-        # The search runs the graph many times: the cheapest interior case shows the ranges, the extremes their ends.
-        judged = [_cheapest(cases), *(c for c in cases if c.name.startswith(("extreme", "smallest")))]
-        samples = [dict(case.inputs) for case in judged]
-    options = CalibrationOptions(min_cosine=spec.tolerance_for(choice.precision).cosine, max_runs=MAX_SEARCH_RUNS)
+        samples = [dict(case.inputs) for case in precision_cases(spec)]
+    options = CalibrationOptions(min_cosine=spec.tolerance_for(choice.precision).cosine)
     result = convert(model, choice.precision, choice.target, samples, calibration=options)
-    held = [f"{node.op_type} '{node.name}' is held in fp32: {node.reason}" for node in result.held]
-    notes = (*result.notes, *held[:MAX_HELD_NOTES])
-    if len(held) > MAX_HELD_NOTES:
-        notes += (f"and {len(held) - MAX_HELD_NOTES} more nodes are held in fp32",)
+    notes = (*result.notes, *held_lines(result.held))
     name = f"convert_to_{choice.precision}"
     return result.model, PassReport(name, result.counts, num_nodes(model), num_nodes(result.model), notes, "")
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from compiler.dtypes import AnyArray
 from compiler.spec import ModelSpec
-from compiler.tensors import InputSpec
+from compiler.tensors import BATCH_DIM, InputSpec
 
 
 @dataclass(frozen=True)
@@ -69,6 +69,21 @@ def _inner(low: int, high: int, part: float) -> int:
     """Returns an interior size, odd where there is room: even sizes hide halving mistakes."""
     size = low + int((high - low) * part)
     return size + 1 if size % 2 == 0 and size + 1 <= high else size
+
+
+def precision_cases(spec: ModelSpec) -> list[Case]:
+    """Returns cheap cases that show a lower precision's ranges and rounding: a search runs them many times.
+
+    Small sizes with the extreme values and the padding of the parity cases, and each dim once at its largest, where
+    sums are longest. No reference belongs to them: they are judged against the fp32 graph.
+    """
+    low = {d.name: d.min for d in spec.dims.values()}
+    odd = {d.name: _inner(d.min, d.max, 0.11) for d in spec.dims.values()}
+    cases = [_case(spec, "precision_odd", odd, padded=True), _case(spec, "precision_smallest", low, padded=False)]
+    cases += [_case(spec, f"precision_{end}", odd, padded=True, extreme=end) for end in ("low", "high")]
+    longest = [{**low, dim.name: dim.max} for dim in spec.dims.values() if dim.name != BATCH_DIM]
+    cases += [_case(spec, "precision_longest", sizes, padded=False) for sizes in longest]
+    return cases
 
 
 def best_case(spec: ModelSpec) -> Case:

@@ -66,7 +66,7 @@ def graph_stats(model: ir.Model, case: Case) -> GraphStats:
         outputs = [shapes[v.name] for v in node.outputs if v.name in shapes]
         bytes_moved += sum(prod(shape) * size for shape, size in (*inputs, *outputs))
         if outputs:
-            flops += _flops(node, [shape for shape, _ in inputs], outputs[0][0])
+            flops += node_flops(node, [shape for shape, _ in inputs], outputs[0][0])
     ops = Counter((f"{n.domain}:" if n.domain else "") + n.op_type for n in model.graph)
     return GraphStats(
         nodes=len(model.graph),
@@ -77,7 +77,7 @@ def graph_stats(model: ir.Model, case: Case) -> GraphStats:
     )
 
 
-def _flops(node: ir.Node, inputs: Sequence[tuple[int, ...]], output: tuple[int, ...]) -> int:
+def node_flops(node: ir.Node, inputs: Sequence[tuple[int, ...]], output: tuple[int, ...]) -> int:
     """Returns the floating-point operations of one node."""
     if node.op_type in ("MatMul", "FusedMatMul") and inputs:
         inner = inputs[0][-2] if _flag(node, "transA") else inputs[0][-1]

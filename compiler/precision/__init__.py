@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from compiler.errors import UsageError
 from compiler.precision.calibration import calibration_from_folder, checked_sample, samples_from
 from compiler.precision.observe import Samples
-from compiler.precision.result import CalibrationOptions, HeldNode, PrecisionResult
+from compiler.precision.result import CalibrationOptions, HeldNode, PrecisionResult, held_lines
 from compiler.precision.support import PRECISIONS, refuse_unsupported, supported, warnings
 
 if TYPE_CHECKING:
@@ -26,6 +26,7 @@ __all__ = [
     "PrecisionResult",
     "calibration_from_folder",
     "convert",
+    "held_lines",
     "refuse_unsupported",
     "samples_from",
     "supported",

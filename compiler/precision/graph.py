@@ -15,12 +15,18 @@ if TYPE_CHECKING:
 
 def prepare(model: ir.Model) -> ir.Model:
     """Returns a copy with constants as initializers, a name on everything and types as far as they can be inferred."""
+    import onnx_ir
     from onnx_ir.passes.common import LiftConstantsToInitializersPass, NameFixPass, ShapeInferencePass
 
     copy = model.clone()
     LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(copy)
     NameFixPass()(copy)
     ShapeInferencePass()(copy)
+    for value in copy.graph.initializers.values():
+        tensor = value.const_value
+        # What is read from a file is decoded again each time that it is asked for: once is enough for all clones.
+        if tensor is not None and not isinstance(tensor, onnx_ir.Tensor | onnx_ir.StringTensor):
+            value.const_value = onnx_ir.Tensor(tensor.numpy(), tensor.dtype, shape=tensor.shape, name=value.name)
     return copy
 
 

@@ -1,29 +1,25 @@
-"""fp16 and bf16: what must stay in fp32, what is risky, and the fewest of the risky that need it."""
+"""fp16 and bf16: what must stay in fp32, and the fewest of the others that need it for accuracy."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence, Set
 from typing import TYPE_CHECKING
 
 from compiler.errors import ModelRefused
-from compiler.precision.accuracy import agreement
 from compiler.precision.casts import insert_casts
+from compiler.precision.costs import node_work, shares
 from compiler.precision.emulate import emulated
 from compiler.precision.graph import drop_unused_initializers, prepare
 from compiler.precision.holds import BF16, FP16, HalfType, low_variables, static_holds
-from compiler.precision.int8 import judge_samples
-from compiler.precision.magnitudes import range_holds
-from compiler.precision.observe import Samples, run_outputs
-from compiler.precision.result import CalibrationOptions, HeldNode, PrecisionResult
+from compiler.precision.judged import Judge, judge_samples
+from compiler.precision.magnitudes import observe_ranges
+from compiler.precision.observe import Samples
+from compiler.precision.result import CalibrationOptions, HeldNode, PrecisionResult, Share
 from compiler.precision.schemas import schema_of
-from compiler.precision.search import hold_back
+from compiler.precision.search import SearchResult, find_holds
 
 if TYPE_CHECKING:
     import onnx_ir as ir
-
-# Held back first where the tolerance is not met: they amplify rounding, or add many values. Then the others, from
-# the end of the graph, where an error is not averaged out any more.
-_RISKY = ("Exp", "Log", "Pow", "Softmax", "LogSoftmax", "Div", "Reciprocal", "Sqrt", "LayerNormalization")
 
 
 def convert_half(model: ir.Model, precision: str, samples: Samples, options: CalibrationOptions) -> PrecisionResult:
@@ -34,52 +30,64 @@ def convert_half(model: ir.Model, precision: str, samples: Samples, options: Cal
     """
     half = FP16 if precision == "fp16" else BF16
     base = prepare(model)
-    reasons = static_holds(base, half)
-    for name, reason in range_holds(base, half, samples).items():
+    observed = observe_ranges(base, half, samples)
+    reasons = {n: r for n, r in static_holds(base, half).items() if n not in observed.harmless_epsilons}
+    for name, reason in observed.holds.items():
         reasons.setdefault(name, reason)
     nodes = {n.name or "": n for n in base.graph}
     free = [name for name, node in nodes.items() if name not in reasons and _is_convertible(base, node, half)]
-    judged = judge_samples(samples)
-    want = run_outputs(base, judged)
+    judged = judge_samples(base, samples)
 
-    def build(back: Sequence[str]) -> tuple[ir.Model, dict[str, int]]:
+    def build(back: Set[str]) -> tuple[ir.Model, dict[str, int]]:
         copy = base.clone()
-        counts = insert_casts(copy, half, {*reasons, *back})
+        counts = insert_casts(copy, half, reasons.keys() | back)
         drop_unused_initializers(copy.graph)
         return copy, counts
 
-    def judge(back: Sequence[str]) -> float:
-        return agreement(want, run_outputs(emulated(build(back)[0]), judged))
-
     threshold = options.threshold(precision)
-    found = hold_back(judge, _ranked(free, nodes), threshold, options.max_runs)
+    judge = Judge(base, lambda back: emulated(build(back)[0]), judged, threshold)
+    found = find_holds(judge, judge.probe, free, threshold, options.max_runs)
     if not found.reached:
         raise ModelRefused(
             f"precision {precision}: agreement with fp32 is {found.score:.6f} at best, {threshold:g} is asked "
             f"({found.runs} graphs tried, {len(reasons) + len(found.held)} of {len(nodes)} nodes held in fp32)",
             hint="take a lower min_cosine or a larger max_runs, or precision fp32",
         )
-    for name in found.held:
-        reasons[name] = (
-            f"costs accuracy: held among {len(found.held)} nodes that bring the agreement to {found.score:.6f}"
-        )
-    result, counts = build(found.held)
-    held = tuple(
-        HeldNode(name, node.op_type, reasons[name])
+    result, counts = build(frozenset(found.held))
+    work = shares(node_work(base, judged[0]))
+    held = _held_nodes(nodes, {**reasons, **_costly(found, precision)}, work)
+    notes = (
+        f"agreement with fp32 {found.score:.6f} on {len(judged)} samples, each node's result rounded to {precision}; "
+        f"{found.runs} graphs tried; {found.note()}",
+        *observed.notes,
+        *_cost_notes(held),
+    )
+    return PrecisionResult(result, precision, held, notes, {**counts, "held_nodes": len(held)}, found.score)
+
+
+def _costly(found: SearchResult, precision: str) -> dict[str, str]:
+    reason = "costs accuracy: in {} alone it takes about {:.2g} of the agreement with fp32, which is {:.6f} with no node held"
+    return {n: reason.format(precision, found.losses[n], found.first) for n in found.held}
+
+
+def _held_nodes(
+    nodes: Mapping[str, ir.Node], reasons: Mapping[str, str], work: Mapping[str, Share]
+) -> tuple[HeldNode, ...]:
+    return tuple(
+        HeldNode(name, node.op_type, reasons[name], work[name])
         for name, node in nodes.items()
         if name in reasons and _has_float(node)
     )
-    notes = [
-        f"agreement with fp32 {found.score:.6f} on {len(judged)} samples, each node's result rounded to {precision}; "
-        f"{found.runs} graphs tried"
-    ]
-    return PrecisionResult(result, precision, held, tuple(notes), {**counts, "held_nodes": len(held)}, found.score)
 
 
-def _ranked(free: Sequence[str], nodes: dict[str, ir.Node]) -> list[str]:
-    risky = [n for n in free if nodes[n].op_type in _RISKY or nodes[n].op_type.startswith("Reduce")]
-    chosen = set(risky)
-    return [*risky, *(n for n in reversed(free) if n not in chosen)]
+def _cost_notes(held: Sequence[HeldNode]) -> tuple[str, ...]:
+    if not held:
+        return ()
+    total = Share(sum(h.share.flops for h in held), sum(h.share.bytes for h in held))
+    return (
+        f"what the {len(held)} held nodes cost is estimated, a CPU has no half-precision kernels to time it with: "
+        f"they do {total}",
+    )
 
 
 def _is_convertible(model: ir.Model, node: ir.Node, half: HalfType) -> bool:

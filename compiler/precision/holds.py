@@ -28,12 +28,14 @@ class HalfType:
         onnx: the element type's name in ONNX.
         largest: its largest finite value.
         tiny: its smallest value over 0 (denormal).
+        normal: its smallest value with all its bits.
     """
 
     name: str
     onnx: str
     largest: float
     tiny: float
+    normal: float
 
     def rounded(self, values: AnyArray) -> AnyArray:
         """Returns the values as the type holds them, in float64."""
@@ -44,8 +46,8 @@ class HalfType:
         return half.astype(np.float64)
 
 
-FP16 = HalfType("fp16", "FLOAT16", 65504.0, 2.0**-24)
-BF16 = HalfType("bf16", "BFLOAT16", float.fromhex("0x1.fep127"), 2.0**-133)
+FP16 = HalfType("fp16", "FLOAT16", 65504.0, 2.0**-24, 2.0**-14)
+BF16 = HalfType("bf16", "BFLOAT16", float.fromhex("0x1.fep127"), 2.0**-133, 2.0**-126)
 
 # Moves or spreads values without changing them.
 _SHAPING = frozenset({"Identity", "Expand", "Unsqueeze", "Squeeze", "Reshape", "Transpose", "Slice", "Concat", "Tile"})

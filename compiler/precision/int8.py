@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence, Set
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from compiler.dtypes import AnyArray
 from compiler.errors import ModelRefused
-from compiler.precision.accuracy import agreement
 from compiler.precision.calibration import collect_ranges, range_notes
+from compiler.precision.costs import compare_graphs, node_work, shares
 from compiler.precision.dynamic import DYNAMIC_OPS, quantize_dynamic
 from compiler.precision.graph import drop_unused_initializers, prepare
-from compiler.precision.observe import Samples, run_outputs
+from compiler.precision.judged import Judge, judge_samples
+from compiler.precision.observe import Samples
 from compiler.precision.quantize import Quantizer, scheme_for, tensors_to_calibrate, weight_of
 from compiler.precision.result import CalibrationOptions, HeldNode, PrecisionResult
-from compiler.precision.search import hold_back
-from compiler.precision.sensitivity import local_errors
+from compiler.precision.search import SearchResult, find_holds
 from compiler.precision.support import cpu_flags, weight_bits
 
 if TYPE_CHECKING:
@@ -23,8 +23,9 @@ if TYPE_CHECKING:
 
 # Per-channel scales came with opset 13.
 MIN_OPSET = 13
-# The search runs each graph on so many samples; ranges are taken over all.
-NUM_JUDGE_SAMPLES = 8
+
+# Writes the named nodes into a copy of the graph in int8; returns it with counts.
+Build = Callable[[Set[str]], tuple["ir.Model", dict[str, int]]]
 
 
 def quantize_static(model: ir.Model, target: str, samples: Samples, options: CalibrationOptions) -> PrecisionResult:
@@ -46,19 +47,15 @@ def quantize_static(model: ir.Model, target: str, samples: Samples, options: Cal
             what = "holds NaN or infinity" if found is not None else "has no calibration data"
             reason = f"its input '{data.name if data is not None else ''}' {what}"
             held[node.name or ""] = HeldNode(node.name or "", node.op_type, reason)
-    judged = judge_samples(samples)
 
-    def rank() -> dict[str, float]:
-        return local_errors(base, candidates, ranges, scheme, judged)
-
-    def build(names: Sequence[str]) -> tuple[ir.Model, dict[str, int]]:
+    def build(names: Set[str]) -> tuple[ir.Model, dict[str, int]]:
         copy = base.clone()
         quantizer = Quantizer(copy.graph, ranges, scheme)
-        quantizer.quantize(frozenset(names))
+        quantizer.quantize(names)
         return copy, quantizer.counts
 
     notes = (*notes, *range_notes({n: r for n, r in ranges.items() if r.finite}, options))
-    return _search(base, "int8", candidates, held, rank, build, judged, options, notes)
+    return _search(base, "int8", target, candidates, held, build, samples, options, notes)
 
 
 def quantize_dynamically(model: ir.Model, samples: Samples, options: CalibrationOptions) -> PrecisionResult:
@@ -66,31 +63,21 @@ def quantize_dynamically(model: ir.Model, samples: Samples, options: Calibration
     base = _prepared(model, "int8_dynamic")
     bits, notes = weight_bits("onnxruntime", options.reduce_range, cpu_flags())
     candidates = [n.name or "" for n in base.graph if n.op_type in DYNAMIC_OPS and weight_of(n)]
-    judged = judge_samples(samples)
 
-    def rank() -> dict[str, float]:
-        # The static error is a fair order for the dynamic one too: it is the same weights and the same data.
-        minmax = CalibrationOptions()
-        scheme = scheme_for("onnxruntime", bits)
-        ranges = collect_ranges(base, tensors_to_calibrate(base.graph, scheme), judged, minmax)
-        known = [n for n in candidates if _input_name(base, n) in ranges]
-        errors = local_errors(base, known, ranges, scheme, judged)
-        return {n: errors.get(n, 0.0) for n in candidates}
-
-    def build(names: Sequence[str]) -> tuple[ir.Model, dict[str, int]]:
+    def build(names: Set[str]) -> tuple[ir.Model, dict[str, int]]:
         copy = base.clone()
-        return copy, quantize_dynamic(copy.graph, frozenset(names), bits)
+        return copy, quantize_dynamic(copy.graph, names, bits)
 
-    return _search(base, "int8_dynamic", candidates, {}, rank, build, judged, options, notes)
+    return _search(base, "int8_dynamic", "onnxruntime", candidates, {}, build, samples, options, notes)
 
 
 def _search(
     base: ir.Model,
     precision: str,
+    target: str,
     candidates: Sequence[str],
     held: dict[str, HeldNode],
-    rank: Callable[[], Mapping[str, float]],
-    build: Callable[[Sequence[str]], tuple[ir.Model, dict[str, int]]],
+    build: Build,
     samples: Samples,
     options: CalibrationOptions,
     notes: tuple[str, ...],
@@ -106,50 +93,58 @@ def _search(
             + "".join(f"; {h.name} ({h.op_type}): {h.reason}" for h in list(held.values())[:3]),
             hint="int8 converts Conv, MatMul and Gemm nodes with constant weights and calibrated inputs; take fp32",
         )
-    want = run_outputs(base, samples)
-    errors: dict[str, float] = {}
-    ranked: list[str] = []
-
-    def judge(back: Sequence[str]) -> float:
-        model, _ = build([n for n in candidates if n not in set(back)])
-        return agreement(want, run_outputs(model, samples))
-
+    judged = judge_samples(base, samples)
+    every = frozenset(candidates)
     threshold = options.threshold(precision)
-    score, runs = judge(()), 1
-    first = score
-    back: tuple[str, ...] = ()
-    if score < threshold and options.max_runs > 1:
-        # Ranked only where it is needed: the ranking runs every node twice.
-        errors.update(rank())
-        ranked = sorted(candidates, key=lambda n: -errors[n])
-        # Everything in fp32 is no int8 graph: the last candidate always stays.
-        result = hold_back(lambda k: score if not k else judge(k), ranked[:-1], threshold, options.max_runs)
-        back, score, runs = result.held, result.score, result.runs
-    if score < threshold:
+    judge = Judge(base, lambda back: build(every - back)[0], judged, threshold)
+    # Everything in fp32 is no int8 graph: one candidate always stays.
+    found = find_holds(judge, judge.probe, candidates, threshold, options.max_runs, keep_one=True)
+    if not found.reached:
         raise ModelRefused(
-            f"precision {precision}: agreement with fp32 is {score:.4f} at best, {threshold:g} is asked "
-            f"({runs} graphs tried, {len(back)} of {len(candidates)} nodes held in fp32)"
+            f"precision {precision}: agreement with fp32 is {found.score:.4f} at best, {threshold:g} is asked "
+            f"({found.runs} graphs tried, {len(found.held)} of {len(candidates)} nodes held in fp32)"
             + (f". Notes: {'; '.join(notes)}" if notes else ""),
             hint="more calibration data, method percentile, a larger max_runs, a lower min_cosine, or precision fp32",
         )
-    model, counts = build([n for n in candidates if n not in set(back)])
+    model, counts = build(every - set(found.held))
     drop_unused_initializers(model.graph)
+    work = shares(node_work(base, judged[0]))
+    all_held = {**held, **_held_by_search(base, found)}
+    notes = (
+        *notes,
+        f"agreement with fp32 {found.score:.5f} on {len(judged)} samples, {found.runs} graphs tried; {found.note()}",
+        *_cost_note(model, build, every, found, target, judged),
+    )
+    ordered = tuple(
+        replace(all_held[name], share=work[name]) for node in base.graph if (name := node.name or "") in all_held
+    )
+    return PrecisionResult(model, precision, ordered, notes, {**counts, "held_nodes": len(ordered)}, found.score)
+
+
+def _held_by_search(base: ir.Model, found: SearchResult) -> dict[str, HeldNode]:
     types = {n.name or "": n.op_type for n in base.graph}
-    for name in back:
-        held[name] = HeldNode(
-            name,
-            types[name],
-            f"costs accuracy: in int8 alone it loses {errors[name]:.2%} of its output's power; agreement with fp32 is "
-            f"{first:.5f} with no node held, {score:.5f} with these {len(back)}",
-        )
-    order = {n.name: i for i, n in enumerate(base.graph)}
-    return PrecisionResult(
-        model,
-        precision,
-        tuple(sorted(held.values(), key=lambda h: order[h.name])),
-        (*notes, f"agreement with fp32 {score:.5f} on {len(samples)} samples, {runs} graphs tried"),
-        {**counts, "held_nodes": len(held)},
-        score,
+    reason = (
+        "costs accuracy: in int8 alone it takes about {:.2g} of the agreement with fp32, which is {:.5f} with no node held"
+    )
+    return {n: HeldNode(n, types[n], reason.format(found.losses[n], found.first)) for n in found.held}
+
+
+def _cost_note(
+    model: ir.Model, build: Build, every: frozenset[str], found: SearchResult, target: str, judged: Samples
+) -> tuple[str, ...]:
+    """Says what the nodes that the search holds cost in speed, measured where this machine can."""
+    if not found.held:
+        return ()
+    sample = max(judged, key=lambda s: sum(a.size for a in s.values()))
+    without, _ = build(every)
+    drop_unused_initializers(without.graph)
+    timed = compare_graphs(model, without, target, sample)
+    if timed is None:
+        return ("what the held nodes cost is estimated by their part of the work: this machine cannot run the target",)
+    shapes = ", ".join(f"{n} {list(a.shape)}" for n, a in sample.items())
+    return (
+        f"what the held nodes cost in speed, measured here on {target} at {shapes}: {timed.first_ms:.2f} ms with them, "
+        f"{timed.second_ms:.2f} ms with every node in int8, {timed}",
     )
 
 
@@ -162,13 +157,3 @@ def _prepared(model: ir.Model, precision: str) -> ir.Model:
             hint=f"export at opset {MIN_OPSET} or later",
         )
     return base
-
-
-def judge_samples(samples: Samples) -> list[Mapping[str, AnyArray]]:
-    """Returns evenly spread samples, so that a sorted set is not judged by its first part."""
-    step = max(1, len(samples) // NUM_JUDGE_SAMPLES)
-    return list(samples[::step])[:NUM_JUDGE_SAMPLES]
-
-
-def _input_name(model: ir.Model, node_name: str) -> str:
-    return next((n.inputs[0].name or "" for n in model.graph if n.name == node_name and n.inputs[0] is not None), "")

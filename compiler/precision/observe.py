@@ -28,7 +28,12 @@ _FED_BYTES = 1 << 12
 
 def run_outputs(model: ir.Model, samples: Samples) -> list[dict[str, AnyArray]]:
     """Returns the graph's outputs for each sample, computed by ONNX Runtime without any rewriting of its own."""
-    return list(_run(model, [_name(v) for v in model.graph.outputs], samples))
+    return list(each_output(model, samples))
+
+
+def each_output(model: ir.Model, samples: Samples) -> Iterator[dict[str, AnyArray]]:
+    """Yields what `run_outputs` returns; a sample is run when it is asked for."""
+    return _run(model, [_name(v) for v in model.graph.outputs], samples)
 
 
 def observe(

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
     import onnx_ir as ir
+
+# Names of nodes that share a reason are listed up to so many.
+MAX_NAMES = 4
 
 CalibrationMethod = Literal["minmax", "percentile"]
 
@@ -23,14 +27,14 @@ class CalibrationOptions:
         method: `minmax` (every value seen fits) or `percentile` (rare extremes are clipped).
         percentile: share of the values, in percent, that the range must hold, split over both ends.
         min_cosine: agreement with fp32 below which nodes are held back; None for the precision's default.
-        max_runs: graphs that the search for held nodes may build and run.
+        max_runs: graphs that the search for held nodes may run, half of them to find out what each node loses.
         reduce_range: 7-bit weights; None decides by this machine's CPU, and says so.
     """
 
     method: CalibrationMethod = "minmax"
     percentile: float = 99.99
     min_cosine: float | None = None
-    max_runs: int = 16
+    max_runs: int = 96
     reduce_range: bool | None = None
 
     def __post_init__(self) -> None:
@@ -49,12 +53,29 @@ class CalibrationOptions:
 
 
 @dataclass(frozen=True)
+class Share:
+    """A node's part of a graph's work, 0 to 1: floating-point operations, and bytes read and written."""
+
+    flops: float
+    bytes: float
+
+    def __str__(self) -> str:
+        return f"{self.flops:.1%} of the graph's FLOPs and {self.bytes:.1%} of the bytes it moves"
+
+
+@dataclass(frozen=True)
 class HeldNode:
-    """A node that stays in fp32, and why."""
+    """A node that stays in fp32.
+
+    Attributes:
+        reason: why.
+        share: its part of the graph's work: an estimate of what holding it costs.
+    """
 
     name: str
     op_type: str
     reason: str
+    share: Share = Share(0.0, 0.0)
 
 
 @dataclass(frozen=True)
@@ -75,3 +96,17 @@ class PrecisionResult:
     notes: tuple[str, ...]
     counts: dict[str, int]
     agreement: float = 1.0
+
+
+def held_lines(held: Sequence[HeldNode]) -> list[str]:
+    """Returns a line for each reason: the nodes, why they are held, and their part of the graph's work."""
+    groups: dict[tuple[str, str], list[HeldNode]] = {}
+    for node in held:
+        groups.setdefault((node.op_type, node.reason), []).append(node)
+    lines = []
+    for (op_type, reason), nodes in groups.items():
+        names = ", ".join(f"'{n.name}'" for n in nodes[:MAX_NAMES])
+        more = f" and {len(nodes) - MAX_NAMES} more" if len(nodes) > MAX_NAMES else ""
+        share = Share(sum(n.share.flops for n in nodes), sum(n.share.bytes for n in nodes))
+        lines.append(f"{op_type} {names}{more} held in fp32: {reason} ({share})")
+    return lines

@@ -19,7 +19,6 @@ from compiler.precision.accuracy import agreement
 from compiler.precision.calibration import collect_ranges, range_notes
 from compiler.precision.observe import run_outputs
 from compiler.precision.quantize import quantized_weight
-from compiler.precision.search import hold_back
 from compiler.precision.support import cpu_flags, weight_bits
 from tests.compiler.test_precision_half import f32, graph
 
@@ -244,19 +243,6 @@ def test_dynamic_int8_needs_no_ranges_and_is_fused_by_onnxruntime(tmp_path):
     assert [n.op_type for n in onnx.load(str(tmp_path / "fused.onnx")).graph.node] == ["DynamicQuantizeMatMul"] * 2
     with pytest.raises(ModelRefused, match="DynamicQuantizeLinear"):
         convert(model, "int8_dynamic", "tensorrt", [{"x": x}])
-
-
-def test_the_search_finds_the_shortest_prefix_and_never_exceeds_its_runs():
-    ranked = [str(i) for i in range(100)]
-    for need in (0, 1, 2, 7, 33, 100):
-        found = hold_back(lambda k, need=need: 1.0 if len(k) >= need else 0.5, ranked, 0.99, 50)
-        assert (len(found.held), found.reached) == (need, True)
-        for runs in (1, 2, 4):
-            found = hold_back(lambda k, need=need: 1.0 if len(k) >= need else 0.5, ranked, 0.99, runs)
-            assert found.runs <= runs and found.reached == (found.score == 1.0)
-            # With two runs or more, a result is found at any cost.
-            assert found.reached or runs == 1
-    assert not hold_back(lambda k: 0.0, ranked, 0.99, 8).reached
 
 
 def test_agreement_sees_direction_scale_and_nan():
