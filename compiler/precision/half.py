@@ -66,7 +66,7 @@ def convert_half(model: ir.Model, precision: str, samples: Samples, options: Cal
 
 
 def _costly(found: SearchResult, precision: str) -> dict[str, str]:
-    reason = "costs accuracy: in {} alone it takes about {:.2g} of the agreement with fp32, which is {:.6f} with no node held"
+    reason = "costs accuracy: in {} alone it takes about {:.2g} of the agreement ({:.6f} with no node held)"
     return {n: reason.format(precision, found.losses[n], found.first) for n in found.held}
 
 

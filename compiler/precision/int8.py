@@ -123,9 +123,7 @@ def _search(
 
 def _held_by_search(base: ir.Model, found: SearchResult) -> dict[str, HeldNode]:
     types = {n.name or "": n.op_type for n in base.graph}
-    reason = (
-        "costs accuracy: in int8 alone it takes about {:.2g} of the agreement with fp32, which is {:.5f} with no node held"
-    )
+    reason = "costs accuracy: in int8 alone it takes about {:.2g} of the agreement ({:.5f} with no node held)"
     return {n: HeldNode(n, types[n], reason.format(found.losses[n], found.first)) for n in found.held}
 
 
