@@ -145,6 +145,15 @@ class Scheduler:
                 found.append(request_id)
         return found
 
+    def num_tokens_before(self, request: Request) -> int:
+        """Returns the uncomputed tokens of a new request and of all that are served before it."""
+        rank = self._policy.rank(request)
+        others = [*self._running.values(), *(r for queue in (self._short, self._long) for r in queue)]
+        ahead = (
+            r.num_uncomputed_tokens for r in others if r.request_id in self._running or self._policy.rank(r) < rank
+        )
+        return request.num_uncomputed_tokens + sum(ahead)
+
     def set_drafts(self, request_id: RequestId, token_ids: Sequence[int]) -> None:
         """Proposes the next tokens of a running request; those that its answer has no room for are left out."""
         request = self._running.get(request_id)
