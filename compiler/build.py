@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from compiler.cache import Cache
 from compiler.errors import UsageError
 from compiler.manifest import BuildResult
 from compiler.progress import Stage, silent_stage
@@ -21,10 +22,12 @@ class BuildOptions:
     Attributes:
         force: build even where nothing changed.
         trust_pickle: let a source's files run code where they cannot be opened otherwise.
+        cache: where results of stages are kept between builds; None for nowhere.
     """
 
     force: bool = False
     trust_pickle: bool = False
+    cache: Cache | None = None
 
 
 DEFAULT_OPTIONS = BuildOptions()
@@ -120,6 +123,6 @@ def _job(root: Node, path: Path, overrides: Mapping[str, Any]) -> Job:
         0,
         pipeline.num_stages(model),
         lambda repo, options, stage: pipeline.compile_model(
-            model, repo, force=options.force, trust_pickle=options.trust_pickle, stage=stage
+            model, repo, force=options.force, trust_pickle=options.trust_pickle, cache=options.cache, stage=stage
         ),
     )

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import asdict, dataclass
 from pathlib import PurePosixPath
 from typing import Any
 
 from compiler.errors import did_you_mean, one_of
+from compiler.units import bytes_from_text
 from compiler.yaml_reader import Node, Table
 
 HARDWARE_COMPATIBILITY = ("none", "ampere_plus", "same_compute_capability")
@@ -22,8 +22,6 @@ ENGINE_KEYS = {
     "tensorrt-rtx": (*_COMMON_KEYS, "compute_capabilities"),
 }
 
-_SIZE = re.compile(r"(\d+(?:\.\d+)?) ?(KiB|MiB|GiB)")
-_UNIT_BYTES = {"KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
 _MIN_WORKSPACE_BYTES, _MAX_WORKSPACE_BYTES = 1 << 20, 1 << 40
 
 
@@ -144,10 +142,9 @@ def _boolean(table: Table, key: str) -> bool:
 
 
 def _bytes(node: Node) -> int:
-    match = _SIZE.fullmatch(node.value) if isinstance(node.value, str) else None
-    if match is None:
+    size = bytes_from_text(node.value) if isinstance(node.value, str) else None
+    if size is None:
         node.fail(f"engine.workspace is {node.value!r}; allowed: a size with its unit, such as 512MiB or 4GiB")
-    size = int(float(match[1]) * _UNIT_BYTES[match[2]])
     if not _MIN_WORKSPACE_BYTES <= size <= _MAX_WORKSPACE_BYTES:
         node.fail(f"engine.workspace is {node.value}; allowed: 1MiB to 1024GiB")
     return size

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -12,11 +12,9 @@ from typing import Any
 from compiler import __version__
 from compiler.build_key import build_key
 from compiler.candidates import Candidate
-from compiler.cases import best_case
-from compiler.export import Exported
-from compiler.graph_stats import graph_stats
+from compiler.progress import StageTime
 from compiler.repository import Published
-from compiler.sources.base import OpenedSource
+from compiler.source_graph import SourceFacts
 from compiler.spec import ModelSpec
 from compiler.targets.registry import ArtifactTensor, target_named
 
@@ -29,11 +27,13 @@ class BuildResult:
         published: the version in the repository.
         built: False where the newest version was made from the same inputs and nothing was done.
         seconds: wall time.
+        stages: what each stage took; none where nothing was done.
     """
 
     published: Published
     built: bool
     seconds: float
+    stages: tuple[StageTime, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -41,6 +41,7 @@ class BuildResult:
             "version": self.published.version,
             "built": self.built,
             "seconds": round(self.seconds, 3),
+            "stages": [asdict(stage) for stage in self.stages],
             "path": str(self.published.folder),
             "manifest": self.published.manifest,
         }
@@ -64,8 +65,7 @@ def manifest_head(
 
 def model_manifest(
     spec: ModelSpec,
-    source: OpenedSource,
-    exported: Exported,
+    source: SourceFacts,
     candidates: Sequence[Candidate],
     chosen: Candidate,
     interface: tuple[Sequence[ArtifactTensor], Sequence[ArtifactTensor]],
@@ -77,21 +77,21 @@ def model_manifest(
     return {
         "source": {
             "description": source.description,
-            "notes": [*source.notes, *exported.notes],
+            "notes": [*source.notes, *source.export_notes],
             "trusted": list(source.trusted),
         },
         "target": chosen.choice.target,
         "backend": target.backend,
         "precision": chosen.choice.precision,
         "artifact": chosen.facts,
-        "exporter": exported.exporter,
-        "opset": exported.opset,
+        "exporter": source.exporter,
+        "opset": source.opset,
         "parameters": source.num_parameters,
         "inputs": [_tensor_json(t) for t in inputs],
         "outputs": [_tensor_json(t) for t in outputs],
         "graph": {
             "sizes": {name: dim.opt for name, dim in spec.dims.items()},
-            "exported": graph_stats(exported.model, best_case(spec)).to_json(),
+            "exported": source.stats,
             "shipped": chosen.stats.to_json() if chosen.stats else None,
         },
         "passes": [report.to_json() for report in chosen.passes],

@@ -4,26 +4,22 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from compiler.build_key import model_fingerprint, up_to_date
+from compiler.cache import Cache
 from compiler.candidates import Candidate, Choice, build_candidate, choices_for, choose, table, time_candidates
-from compiler.cases import best_case, export_sizes, make_case, parity_cases
-from compiler.dtypes import AnyArray
+from compiler.cases import best_case, parity_cases
 from compiler.errors import ModelRefused
 from compiler.manifest import BuildResult, manifest_head, model_manifest
-from compiler.passes import num_nodes
-from compiler.progress import Stage, silent_stage
+from compiler.progress import Stage, StageTime, silent_stage, timed
 from compiler.recorded import record
-from compiler.reference import check_output_shapes
 from compiler.repository import Repository
-from compiler.sources import open_source
+from compiler.source_graph import source_graph
 from compiler.spec import AUTO, ModelSpec
 from compiler.targets.registry import SOURCE_FILE, ArtifactTensor, target_named
 from compiler.triton_config import model_config, text_from_config
-
-References = Mapping[str, Mapping[str, AnyArray]]
 
 
 def num_stages(spec: ModelSpec) -> int:
@@ -37,6 +33,7 @@ def compile_model(
     *,
     force: bool = False,
     trust_pickle: bool = False,
+    cache: Cache | None = None,
     stage: Stage = silent_stage,
 ) -> BuildResult:
     """Builds, proves and publishes one model; does nothing where its newest version is already that.
@@ -46,12 +43,15 @@ def compile_model(
         repository: where to publish.
         force: build even where nothing changed.
         trust_pickle: let the source's files run code where they cannot be opened otherwise.
+        cache: where results of stages are kept between builds; None for nowhere.
         stage: shows the progress.
 
     Raises:
         ModelkilnError: the repository is as it was.
     """
     started = time.monotonic()
+    times: list[StageTime] = []
+    stage = timed(stage, times)
     repository.check_publishable(spec.name)
     choices = choices_for(spec)
     fingerprint = model_fingerprint(spec, choices)
@@ -59,34 +59,15 @@ def compile_model(
         return BuildResult(current, built=False, seconds=time.monotonic() - started)
     require_targets(spec, choices)
 
-    with stage("load the model") as log:
-        source = open_source(spec, trust_pickle=trust_pickle)
-        for line in (source.description, *source.notes):
-            log.note(line)
-    with stage("run the reference") as log:
-        traced = make_case(spec, "export", export_sizes(spec), padded=False)
-        source.reference(traced)
-        cases = parity_cases(spec)
-        references = {}
-        for done, case in enumerate(cases, start=1):
-            references[case.name] = source.reference(case)
-            log.step(done, len(cases))
-    with stage("export to ONNX") as log:
-        exported = source.export(traced)
-        # After the export, which names the line where a size was baked in.
-        for case in cases:
-            check_output_shapes(spec, case, references[case.name])
-        code = source.code()
-        log.note(f"opset {exported.opset}, {num_nodes(exported.model)} nodes")
-        for line in exported.notes:
-            log.note(line)
+    cases = parity_cases(spec)
+    source = source_graph(spec, cases, trust_pickle=trust_pickle, cache=cache, stage=stage)
     with tempfile.TemporaryDirectory(prefix="modelkiln-") as work:
         candidates = []
         with stage("optimise, write and prove") as log:
             for number, choice in enumerate(choices):
                 folder = Path(work, str(number), "version")
                 candidates.append(
-                    build_candidate(exported.model, spec, choice, cases, references, folder, on_case=log.step)
+                    build_candidate(source.model, spec, choice, cases, source.references, folder, on_case=log.step)
                 )
                 for line in _candidate_lines(candidates[-1], len(choices) > 1):
                     log.note(line)
@@ -102,17 +83,17 @@ def compile_model(
             target = target_named(chosen.choice.target)
             inputs, outputs = target.interface(chosen.folder)
             check_artifact(spec, inputs, outputs)
-            recorded = record(cases, references, chosen.folder)
+            recorded = record(cases, source.references, chosen.folder)
             config_text = text_from_config(model_config(spec, target, inputs, outputs))
-            flags = " --trust-pickle" if source.trusted else ""
+            flags = " --trust-pickle" if source.facts.trusted else ""
             manifest = {
-                **manifest_head(spec.document, fingerprint, code, spec.path, flags=flags),
-                **model_manifest(spec, source, exported, candidates, chosen, (inputs, outputs)),
+                **manifest_head(spec.document, fingerprint, source.facts.code, spec.path, flags=flags),
+                **model_manifest(spec, source.facts, candidates, chosen, (inputs, outputs)),
                 "references": recorded,
             }
             published = repository.publish(spec.name, config_text, chosen.folder, manifest)
             log.note(str(published.folder))
-    return BuildResult(published, built=True, seconds=time.monotonic() - started)
+    return BuildResult(published, built=True, seconds=time.monotonic() - started, stages=tuple(times))
 
 
 def require_targets(spec: ModelSpec, choices: Sequence[Choice]) -> None:

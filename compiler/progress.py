@@ -18,10 +18,12 @@ class StageLog:
     Attributes:
         notes: lines of result, printed when the stage is done.
         show_step: called with (done, total) while it runs.
+        from_cache: set where an earlier build had done the work already.
     """
 
     show_step: Callable[[int, int], None] = lambda done, total: None
     notes: list[str] = field(default_factory=list)
+    from_cache: bool = False
 
     def note(self, line: str) -> None:
         self.notes.append(line)
@@ -32,6 +34,28 @@ class StageLog:
 
 # A stage is entered with its name and left when its work is done.
 Stage = Callable[[str], AbstractContextManager[StageLog]]
+
+
+@dataclass(frozen=True)
+class StageTime:
+    """How long a stage took, and whether the cache had its result."""
+
+    name: str
+    seconds: float
+    from_cache: bool
+
+
+def timed(stage: Stage, times: list[StageTime]) -> Stage:
+    """Returns the same stages, which add what they took to `times`."""
+
+    @contextmanager
+    def measured(name: str) -> Iterator[StageLog]:
+        started = time.monotonic()
+        with stage(name) as log:
+            yield log
+        times.append(StageTime(name, round(time.monotonic() - started, 3), log.from_cache))
+
+    return measured
 
 
 def terminal_stages(prefix: str, console: Console, total: int) -> Stage:
@@ -48,7 +72,8 @@ def terminal_stages(prefix: str, console: Console, total: int) -> Stage:
         log = StageLog((lambda done, of: status.update(f"{label} {done}/{of}")) if status else StageLog.show_step)
         with status or nullcontext():
             yield log
-        console.print(f"{label:<52} {time.monotonic() - started:6.1f} s", markup=False, highlight=False)
+        cached = "  from the cache" if log.from_cache else ""
+        console.print(f"{label:<52} {time.monotonic() - started:6.1f} s{cached}", markup=False, highlight=False)
         for line in log.notes:
             console.print(f"    {line}", markup=False, highlight=False)
 

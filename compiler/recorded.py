@@ -68,7 +68,7 @@ def verify_again(repository: Repository, published: Published) -> ParityReport:
         node_from_plain(published.manifest["spec"], f"{shown}/manifest.json"), published.folder / "spec.yaml"
     )
     cases = _recorded_cases(spec, recorded, shown)
-    references = _load(published.folder / REFERENCE_FILE, cases)
+    references = load_outputs(published.folder / REFERENCE_FILE, cases)
     run = target_named(str(published.manifest["target"])).open(published.folder, spec.serving.threads)
     if run is None:
         raise RepositoryError(f"{shown} cannot be run on this machine: it was built for another device")
@@ -93,7 +93,8 @@ def _recorded_cases(spec: ModelSpec, recorded: Mapping[str, str], shown: str) ->
     return cases
 
 
-def _load(path: Path, cases: Sequence[Case]) -> dict[str, dict[str, AnyArray]]:
+def load_outputs(path: Path, cases: Sequence[Case]) -> dict[str, dict[str, AnyArray]]:
+    """Reads outputs by case and name from a file whose arrays are named `case/output`."""
     references: dict[str, dict[str, AnyArray]] = {case.name: {} for case in cases}
     with np.load(path, allow_pickle=False) as arrays:
         for key in arrays.files:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import tempfile
 from collections.abc import Iterator
 
 import pytest
@@ -21,6 +23,14 @@ def triton(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TritonAddress]:
 def echo_server(triton: TritonAddress) -> tuple[str, str]:
     """(http_url, grpc_url) of the real server."""
     return triton.http_url, triton.grpc_url
+
+
+@pytest.fixture(scope="session", autouse=True)
+def cache_folder() -> Iterator[None]:
+    """Commands keep what they make away from the user's own cache."""
+    with tempfile.TemporaryDirectory(prefix="modelkiln-test-cache-") as folder:
+        os.environ["MODELKILN_CACHE_DIR"] = folder
+        yield
 
 
 def pytest_configure() -> None:

@@ -19,6 +19,7 @@ from compiler.errors import ModelkilnError
 @click.option("--precision", help="Instead of the spec's; auto for the fastest that keeps the tolerance.")
 @click.option("--require-fusion", multiple=True, metavar="NAME=COUNT", help="Refuse a graph with fewer fusions.")
 @click.option("--force", is_flag=True, help="Build a new version even where nothing changed.")
+@click.option("--no-cache", is_flag=True, help="Neither read nor write the cache (see `compile cache show`).")
 @click.option(
     "--trust-pickle",
     is_flag=True,
@@ -32,6 +33,7 @@ def command(
     precision: str | None,
     require_fusion: tuple[str, ...],
     force: bool,
+    no_cache: bool,
     trust_pickle: bool,
     as_json: bool,
 ) -> None:
@@ -49,12 +51,13 @@ def command(
       compile build encoder.yaml --json | jq .models[0].version
     """
     from compiler.build import BuildOptions, build_job, read_jobs
+    from compiler.cache import cache_from_environment
     from compiler.progress import stderr_console, terminal_stages
     from compiler.repository import Repository
 
     console = stderr_console()
     store = Repository(repository)
-    options = BuildOptions(force=force, trust_pickle=trust_pickle)
+    options = BuildOptions(force, trust_pickle, None if no_cache else cache_from_environment())
     results: list[dict[str, Any]] = []
     given = {"target": target, "precision": precision, "require_fusion": _counts(require_fusion)}
     for job in read_jobs(specs, {key: value for key, value in given.items() if value}):

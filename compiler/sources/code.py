@@ -1,9 +1,10 @@
-"""The Python source files behind a factory: found after it ran, hashed later without importing anything."""
+"""The Python source files behind a function, found after it ran, and hashed later without importing anything."""
 
 from __future__ import annotations
 
 import ast
 import contextlib
+import importlib.metadata
 import importlib.util
 import sys
 import sysconfig
@@ -11,6 +12,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from compiler.files import file_sha256
+
+PACKAGE = "package:"
 
 
 @contextlib.contextmanager
@@ -26,12 +29,13 @@ def importable(folder: Path) -> Iterator[None]:
 
 
 def factory_code(factory: str) -> dict[str, str]:
-    """Returns sha256 by relative path of the source files behind a factory: its module and what that imports.
+    """Returns what a function of the user's runs: its module and what that imports, each with what identifies it.
 
-    Installed packages are left out; their versions are recorded instead. The path is relative to the
-    folder that holds the top-level package, so that it means the same on another machine.
+    Source files stand by their path with their sha256. The path is relative to the folder that holds the top-level
+    package, so that it means the same on another machine. Installed packages stand by `package:NAME` with a version.
     """
     found: dict[str, str] = {}
+    installed: set[str] = set()
     pending = [factory.partition(":")[0]]
     seen: set[str] = set()
     while pending:
@@ -41,18 +45,26 @@ def factory_code(factory: str) -> dict[str, str]:
         seen.add(name)
         pending.append(name.rpartition(".")[0])  # importing a.b runs a/__init__.py
         path = Path(getattr(sys.modules.get(name), "__file__", None) or "")
-        if path.suffix != ".py" or not path.is_file() or _is_installed(path):
+        if _is_below(path, "purelib"):
+            installed.add(name.partition(".")[0])
+        if path.suffix != ".py" or not path.is_file() or _is_below(path, "purelib") or _is_below(path, "stdlib"):
             continue
         inner = name.replace(".", "/")
         is_package = path.name == "__init__.py"
         found[f"{inner}/__init__.py" if is_package else f"{inner}.py"] = file_sha256(path)
         pending += _imports(path, name if is_package else name.rpartition(".")[0])
-    return found
+    return {**found, **_versions(installed)}
 
 
-def _is_installed(path: Path) -> bool:
-    roots = {Path(p).resolve() for p in (sysconfig.get_path("purelib"), sysconfig.get_path("stdlib"))}
-    return any(root in path.resolve().parents for root in roots)
+def _is_below(path: Path, kind: str) -> bool:
+    return Path(sysconfig.get_path(kind)).resolve() in path.resolve().parents
+
+
+def _versions(modules: set[str]) -> dict[str, str]:
+    """Returns the versions of the distributions that top-level modules come from."""
+    owners = importlib.metadata.packages_distributions()
+    names = {name for module in modules for name in owners.get(module, ())}
+    return {f"{PACKAGE}{name}": importlib.metadata.version(name) for name in sorted(names)}
 
 
 def _imports(path: Path, package: str) -> list[str]:
@@ -70,7 +82,12 @@ def _imports(path: Path, package: str) -> list[str]:
 
 
 def code_sha256(relative: str, folder: Path) -> str | None:
-    """Hashes a file that `factory_code` named, without importing it; None where it is gone."""
+    """Identifies anew what `factory_code` named, without importing it; None where it is gone."""
+    if relative.startswith(PACKAGE):
+        try:
+            return importlib.metadata.version(relative.removeprefix(PACKAGE))
+        except (importlib.metadata.PackageNotFoundError, ValueError):
+            return None
     top, _, rest = relative.partition("/")
     # Only a plain name is looked up: finding "a.b" would import a.
     if not top.removesuffix(".py").isidentifier() or ".." in rest.split("/"):

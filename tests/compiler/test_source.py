@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import importlib
+import importlib.metadata
 import json
 import os
 import pickle
@@ -179,13 +181,16 @@ def test_the_code_behind_a_factory_is_its_module_and_what_that_imports(tmp_path,
     (tmp_path / "mk_helper.py").write_text("value = 1\n")
     (tmp_path / "mk_unrelated.py").write_text("value = 1\n")
     monkeypatch.syspath_prepend(str(tmp_path))
-    import importlib
 
     for name in ("mk_unrelated", "mk_pkg.model"):
         importlib.import_module(name)
     try:
         code = factory_code("mk_pkg.model:build")
-        assert set(code) == {"mk_pkg/__init__.py", "mk_pkg/model.py", "mk_pkg/layers.py", "mk_helper.py"}
+        files = {"mk_pkg/__init__.py", "mk_pkg/model.py", "mk_pkg/layers.py", "mk_helper.py"}
+        assert set(code) == {*files, "package:torch"}
+        assert (
+            code["package:torch"] == torch.__version__.partition("+")[0] or code["package:torch"] == torch.__version__
+        )
         # A later build finds and hashes the same files without importing any of them.
         assert {path: code_sha256(path, tmp_path) for path in code} == code
         (tmp_path / "mk_helper.py").write_text("value = 2\n")
@@ -197,7 +202,18 @@ def test_the_code_behind_a_factory_is_its_module_and_what_that_imports(tmp_path,
             del sys.modules[name]
 
 
-@pytest.mark.parametrize("path", ["os.path/x.py", "../../etc/passwd", "json/../../../etc/passwd", "", "/etc/passwd"])
+@pytest.mark.parametrize(
+    "path",
+    [
+        "os.path/x.py",
+        "package:no-such-package",
+        "package:",
+        "../../etc/passwd",
+        "json/../../../etc/passwd",
+        "",
+        "/etc/passwd",
+    ],
+)
 def test_a_path_from_a_manifest_is_looked_up_by_plain_names_only(path, tmp_path):
     assert code_sha256(path, tmp_path) is None
 
