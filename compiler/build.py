@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from compiler.build_order import order_by_need
 from compiler.cache import Cache
 from compiler.errors import UsageError
 from compiler.manifest import BuildResult
@@ -38,13 +39,13 @@ class Job:
     """A spec that was read and validated, ready to build.
 
     Attributes:
-        rank: ensembles are built after the models that they wire.
+        needs: names of the models that it wires; they are built before it.
         build: (repository, options, stage) -> result.
     """
 
     name: str
     path: Path
-    rank: int
+    needs: tuple[str, ...]
     num_stages: int
     build: Callable[[Repository, BuildOptions, Stage], BuildResult]
 
@@ -70,6 +71,9 @@ def read_jobs(paths: Sequence[Path], overrides: Mapping[str, Any] | None = None)
     Args:
         paths: spec files, or folders of them.
         overrides: keys of a model spec with the values that stand for the file's, from the command line.
+
+    Raises:
+        UsageError: two specs have one name, or ensembles need each other in a circle.
     """
     jobs = [_job(read_yaml(path), path, overrides or {}) for path in expand_paths(paths)]
     names = [job.name for job in jobs]
@@ -77,7 +81,8 @@ def read_jobs(paths: Sequence[Path], overrides: Mapping[str, Any] | None = None)
         if names.count(job.name) > 1:
             files = ", ".join(str(j.path) for j in jobs if j.name == job.name)
             raise UsageError(f"two specs are named '{job.name}': {files}", hint="give each model a name of its own")
-    return sorted(jobs, key=lambda job: job.rank)
+    by_name = {job.name: job for job in jobs}
+    return [by_name[name] for name in order_by_need(names, {job.name: job.needs for job in jobs})]
 
 
 def build_job(
@@ -96,7 +101,7 @@ def _job(root: Node, path: Path, overrides: Mapping[str, Any]) -> Job:
         return Job(
             ensemble.name,
             path,
-            1,
+            tuple(dict.fromkeys(wired.model for wired in ensemble.steps)),
             graph.NUM_STAGES,
             lambda repo, options, stage: graph.publish_ensemble(ensemble, repo, force=options.force, stage=stage),
         )
@@ -107,7 +112,7 @@ def _job(root: Node, path: Path, overrides: Mapping[str, Any]) -> Job:
         return Job(
             step.name,
             path,
-            0,
+            (),
             python_step.NUM_STAGES,
             lambda repo, options, stage: python_step.publish_step(step, repo, force=options.force, stage=stage),
         )
@@ -120,7 +125,7 @@ def _job(root: Node, path: Path, overrides: Mapping[str, Any]) -> Job:
     return Job(
         model.name,
         path,
-        0,
+        (),
         pipeline.num_stages(model),
         lambda repo, options, stage: pipeline.compile_model(
             model, repo, force=options.force, trust_pickle=options.trust_pickle, cache=options.cache, stage=stage

@@ -20,6 +20,7 @@ from compiler.source_graph import source_graph
 from compiler.spec import AUTO, ModelSpec
 from compiler.targets.registry import SOURCE_FILE, ArtifactTensor, target_named
 from compiler.triton_config import model_config, text_from_config
+from compiler.turns import COMPARE
 
 
 def num_stages(spec: ModelSpec) -> int:
@@ -72,7 +73,7 @@ def compile_model(
                 for line in _candidate_lines(candidates[-1], len(choices) > 1):
                     log.note(line)
         if len(choices) > 1:
-            with stage("compare the candidates") as log:
+            with stage(COMPARE) as log:
                 candidates = time_candidates(candidates, spec, best_case(spec))
                 chosen = choose(candidates)
                 for line in table(candidates, chosen):

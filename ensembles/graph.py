@@ -181,6 +181,7 @@ def publish_ensemble(
                 "build the members first: compile build takes several specs, in any order",
             )
         members[step.model] = member
+        _check_not_within(spec, repository, (spec.name, step.model))
     document: dict[str, Any] = spec.root.plain()
     configs = {name: repository.path / name / CONFIG_FILE for name in members}
     fingerprint = inputs_fingerprint(document, configs, ())
@@ -260,6 +261,15 @@ def _check_order(spec: EnsembleSpec) -> None:
 
     for index in needs:
         visit(index, [])
+
+
+def _check_not_within(spec: EnsembleSpec, repository: Repository, path: tuple[str, ...]) -> None:
+    """Refuses a member that is made of this ensemble, however deep: it would call itself for ever."""
+    published = repository.latest(path[-1])
+    for name in (published.manifest.get("steps") or ()) if published else ():
+        if name in path:
+            _fail(spec, f"its members need each other in a circle: {' -> '.join((*path[path.index(name) :], name))}")
+        _check_not_within(spec, repository, (*path, name))
 
 
 def _check_fit(spec: EnsembleSpec, outer: str, source: str, have: TensorConfig, user: str, want: TensorConfig) -> None:

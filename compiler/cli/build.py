@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import json
+import os
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from compiler.cli.common import EXIT_CODES, common, repository_option
 from compiler.errors import ModelkilnError
+
+if TYPE_CHECKING:
+    from compiler.build import BuildOptions, Job
 
 
 @click.command("build", epilog=EXIT_CODES)
@@ -18,6 +23,14 @@ from compiler.errors import ModelkilnError
 @click.option("--target", help="Instead of the spec's: onnxruntime, openvino, or auto for the fastest of all.")
 @click.option("--precision", help="Instead of the spec's; auto for the fastest that keeps the tolerance.")
 @click.option("--require-fusion", multiple=True, metavar="NAME=COUNT", help="Refuse a graph with fewer fusions.")
+@click.option(
+    "--jobs",
+    "-j",
+    type=click.IntRange(1),
+    default=1,
+    show_default=True,
+    help="Build so many specs side by side. One that fails then stops only what needs it.",
+)
 @click.option("--force", is_flag=True, help="Build a new version even where nothing changed.")
 @click.option("--no-cache", is_flag=True, help="Neither read nor write the cache (see `compile cache show`).")
 @click.option(
@@ -32,6 +45,7 @@ def command(
     target: str | None,
     precision: str | None,
     require_fusion: tuple[str, ...],
+    jobs: int,
     force: bool,
     no_cache: bool,
     trust_pickle: bool,
@@ -40,7 +54,7 @@ def command(
     """Compile, prove and publish the models of SPECS (files or folders of *.yaml).
 
     Nothing is published unless every check passed, and a spec whose inputs did not
-    change is not built again.
+    change is not built again. Ensembles are built after the models that they wire.
 
     \b
     Examples:
@@ -48,21 +62,40 @@ def command(
       compile build ensembles/text_embedding -r /srv/triton/model_repository
       compile build encoder.yaml --target auto --precision auto
       compile build encoder.yaml --require-fusion attention=6
+      compile build a.yaml b.yaml c.yaml -j 2
       compile build encoder.yaml --json | jq .models[0].version
     """
-    from compiler.build import BuildOptions, build_job, read_jobs
+    from compiler.build import BuildOptions, read_jobs
     from compiler.cache import cache_from_environment
+
+    given = {"target": target, "precision": precision, "require_fusion": _counts(require_fusion)}
+    found = read_jobs(specs, {key: value for key, value in given.items() if value})
+    options = BuildOptions(force, trust_pickle, None if no_cache else cache_from_environment())
+    if jobs > 1 and len(found) > 1:
+        from compiler.cli.side_by_side import build_side_by_side
+
+        results = build_side_by_side(found, jobs, child_arguments(), as_json)
+    else:
+        results = _build_in_order(found, repository, options, as_json)
+    if as_json:
+        click.echo(json.dumps({"models": results}))
+
+
+def _build_in_order(jobs: Sequence[Job], repository: Path, options: BuildOptions, as_json: bool) -> list[Any]:
+    from compiler.build import build_job
+    from compiler.parallel import TURNS_VARIABLE
     from compiler.progress import stderr_console, terminal_stages
     from compiler.repository import Repository
+    from compiler.turns import in_turns
 
-    console = stderr_console()
-    store = Repository(repository)
-    options = BuildOptions(force, trust_pickle, None if no_cache else cache_from_environment())
-    results: list[dict[str, Any]] = []
-    given = {"target": target, "precision": precision, "require_fusion": _counts(require_fusion)}
-    for job in read_jobs(specs, {key: value for key, value in given.items() if value}):
+    console, results = stderr_console(), list[Any]()
+    turns = os.environ.get(TURNS_VARIABLE)
+    for job in jobs:
+        stage = terminal_stages(job.name, console, job.num_stages)
         try:
-            result = build_job(job, store, options, stage=terminal_stages(job.name, console, job.num_stages))
+            result = build_job(
+                job, Repository(repository), options, stage=in_turns(stage, Path(turns)) if turns else stage
+            )
         except KeyboardInterrupt:
             click.echo(f"{job.name}: not published", err=True)
             raise
@@ -70,12 +103,32 @@ def command(
             error.done = {"models": results}
             raise
         results.append(result.to_json())
-        done = "built" if result.built else "up to date"
         if not as_json:
-            version = f"{job.name} version {result.published.version}"
-            click.echo(f"{version}: {done} in {result.seconds:.1f} s ({result.published.folder})")
-    if as_json:
-        click.echo(json.dumps({"models": results}))
+            click.echo(result_line(results[-1]))
+    return results
+
+
+def result_line(result: Mapping[str, Any]) -> str:
+    """Returns one line for a person about one model's JSON result."""
+    done = "built" if result["built"] else "up to date"
+    return f"{result['model']} version {result['version']}: {done} in {result['seconds']:.1f} s ({result['path']})"
+
+
+def child_arguments() -> tuple[str, ...]:
+    """Returns the options of the running command, for a process that builds one of its specs."""
+    context = click.get_current_context()
+    found: list[str] = []
+    for parameter in context.command.params:
+        value = context.params.get(parameter.name or "")
+        if not isinstance(parameter, click.Option) or parameter.name in ("jobs", "as_json") or not value:
+            continue
+        flag = parameter.opts[0]
+        if parameter.is_flag:
+            found.append(flag)
+        else:
+            for text in value if parameter.multiple else [value]:
+                found += [flag, str(text)]
+    return tuple(found)
 
 
 def _counts(texts: tuple[str, ...]) -> dict[str, int]:
