@@ -20,6 +20,7 @@ Ids = npt.NDArray[np.int64]
 
 _GROUPS = 512  # groups whose maxima bound the k-th largest value
 _BLOCK = 256  # weights summed at once when one is drawn
+_FEW = 1024  # values that are sorted without a histogram
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,8 +81,10 @@ def token_distribution(logits: Floats, params: SamplingParams) -> Distribution:
         token_ids = np.sort(largest(logits, params.top_k))
         logits = logits[token_ids]
     temperature = np.float32(min(max(params.temperature, 1e-30), 1e30))  # beyond, a float32 is 0 or infinite
+    weights = logits - logits.max()  # in place from here on: one array of the vocabulary's size is all that is needed
     with np.errstate(over="ignore"):  # a tiny temperature makes -inf of what is not the largest, and so 0
-        weights = np.exp((logits - logits.max()) / temperature)
+        weights *= np.float32(1) / temperature
+    np.exp(weights, out=weights)
     if params.min_p > 0:
         kept = np.flatnonzero(weights >= params.min_p)  # the largest weight is 1
         token_ids, weights = token_ids[kept], weights[kept]
@@ -94,16 +97,15 @@ def token_distribution(logits: Floats, params: SamplingParams) -> Distribution:
 def draw(distribution: Distribution, number: float) -> int:
     """Returns the first token whose cumulative probability is above `number`, a value in [0, 1)."""
     weights = distribution.weights
-    starts = np.arange(0, len(weights), _BLOCK)
-    sums = np.add.reduceat(weights, starts, dtype=np.float64)
-    ends = np.cumsum(sums)
-    target = number * ends[-1]
+    sums = np.add.reduceat(weights, np.arange(0, len(weights), _BLOCK))
+    ends = np.cumsum(sums, dtype=np.float64)
+    target = number * float(ends[-1])
     block = int(np.searchsorted(ends, target, side="right"))
     first = block * _BLOCK
+    before = float(ends[block - 1]) if block else 0.0
     inside = weights[first : first + _BLOCK]
-    before = ends[block - 1] if block else 0.0
     index = int(np.searchsorted(before + np.cumsum(inside, dtype=np.float64), target, side="right"))
-    if index == len(inside):  # the two ways to sum differ in their last bit
+    if index == len(inside):  # the two ways to sum differ in their last bits
         index = int(np.flatnonzero(inside)[-1])
     return int(distribution.token_ids[first + index])
 
@@ -120,16 +122,30 @@ def _nucleus(weights: Floats, top_p: float) -> Ids:
 
     Weights so small that all of them together could not fill 1 - top_p are left out before anything is sorted.
     """
-    total = float(weights.sum(dtype=np.float64))
-    candidates = np.flatnonzero(weights >= (1 - top_p) * total / len(weights))
-    for k in (128, 2048):
-        if len(candidates) <= 2 * k:
-            break
-        few = candidates[largest(weights[candidates], k)]
-        if weights[few].sum(dtype=np.float64) >= top_p * total:
-            candidates = np.sort(few)
-            break
-    order = np.argsort(-weights[candidates], kind="stable")
-    mass = np.cumsum(weights[candidates][order], dtype=np.float64)
-    count = int(np.searchsorted(mass, top_p * total, side="left")) + 1
-    return np.sort(candidates[order[:count]])
+    total = float(weights.sum())
+    smallest, surplus = _edge(weights[weights >= (1 - top_p) * total / len(weights)], top_p * total)
+    kept = weights >= smallest
+    if surplus:
+        kept[np.flatnonzero(weights == smallest)[-surplus:]] = False
+    return np.flatnonzero(kept)
+
+
+def _edge(values: Floats, mass: float) -> tuple[np.float32, int]:
+    """Returns the smallest of the fewest largest values that sum up to `mass`, and how many equal to it are too many.
+
+    Of many values only those in the right bin of a histogram are sorted. The bits of a positive float are in the order
+    of its value: its exponent and the first bits of its fraction are the number of its bin.
+    """
+    above = 0.0
+    if len(values) > _FEW:
+        bins = (values.view(np.int32) >> 17).astype(np.int64)  # 64 bins between two powers of two
+        bins -= bins.min()
+        masses = np.bincount(bins, weights=values.astype(np.float64))[::-1]  # six times slower with other types
+        sums = np.cumsum(masses)
+        place = min(int(np.searchsorted(sums, mass)), len(sums) - 1)
+        above = float(sums[place] - masses[place])
+        values = values[bins == len(sums) - 1 - place]
+    ordered = np.sort(values)[::-1]
+    index = min(int(np.searchsorted(above + np.cumsum(ordered, dtype=np.float64), mass)), len(ordered) - 1)
+    smallest = ordered[index]
+    return smallest, int(np.count_nonzero(ordered[index + 1 :] == smallest))

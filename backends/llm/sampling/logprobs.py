@@ -43,7 +43,9 @@ def token_logprobs(logits: npt.NDArray[np.float32], token_id: int, num_top: int)
     top = logits.max()
     if not np.isfinite(top):
         raise LogitsError(f"the largest logit is {top}; every logit must be a number, and one of them finite")
-    log_total = math.log(float(np.exp(logits - top).sum(dtype=np.float64)))  # of what the largest makes 1
+    weights = logits - top
+    np.exp(weights, out=weights)
+    log_total = math.log(float(weights.sum(dtype=np.float64)))
     rank = 1 + int(np.count_nonzero(logits > value)) + int(np.count_nonzero(logits[:token_id] == value))
     best = largest(logits, num_top).tolist() if num_top else []
     alternatives = tuple((index, float(logits[index] - top) - log_total) for index in best)
