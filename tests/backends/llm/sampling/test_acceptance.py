@@ -107,17 +107,17 @@ def test_the_marginal_is_exact_for_any_p_and_q(p_weights: list[float], q_weights
     q = np.array(q_weights, dtype=np.float32) / np.float32(sum(q_weights))
     kept = np.flatnonzero(p)
     target = Distribution(kept, p[kept])
-    grid = (np.arange(60) + 0.5) / 60
+    grid, coarse = (np.arange(20) + 0.5) / 20, (np.arange(10) + 0.5) / 10
     marginal = np.zeros(4)
     for draft in np.flatnonzero(q):
         for accept in grid:
             if verify_drawn(target, int(draft), q, float(accept), 0.0)[1]:
                 marginal[draft] += q[draft] / len(grid)
             else:
-                for resample in grid[::6]:
+                for resample in coarse:
                     token_id, _ = verify_drawn(target, int(draft), q, float(accept), float(resample))
-                    marginal[token_id] += q[draft] / len(grid) / len(grid[::6])
-    assert np.abs(marginal - p).max() < 0.12
+                    marginal[token_id] += q[draft] / len(grid) / len(coarse)
+    assert np.abs(marginal - p).max() < 0.09
     assert marginal[p == 0].sum() == 0
 
 
