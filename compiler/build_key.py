@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from compiler.calibration_spec import calibration_files
 from compiler.candidates import Choice
 from compiler.fingerprint import code_fingerprint, cpu_description, inputs_fingerprint, sha256_json
 from compiler.repository import Published, Repository
@@ -19,21 +20,6 @@ def model_fingerprint(spec: ModelSpec, choices: Sequence[Choice]) -> dict[str, A
     packages = (*packages_of(spec), *source_packages(spec))
     files = {**source_files(spec), **calibration_files(spec)}
     return {**inputs_fingerprint(spec.document, files, packages), **machine_of(spec, choices)}
-
-
-def calibration_files(spec: ModelSpec) -> dict[str, Path]:
-    """Returns the calibration data by name, for the build's key.
-
-    Raises:
-        SpecError: there is no such folder, or nothing in it.
-    """
-    if spec.calibration is None:
-        return {}
-    path = spec.path.parent / spec.calibration
-    files = sorted(path.glob("*.npz")) if path.is_dir() else [path] if path.is_file() else []
-    if not files:
-        spec.at("calibration").fail(f"calibration: no .npz files in {spec.calibration}", hint=f"looked in {path}")
-    return {f"{spec.calibration}/{file.name}": file for file in files}
 
 
 def machine_of(spec: ModelSpec, choices: Sequence[Choice]) -> dict[str, Any]:

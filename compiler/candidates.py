@@ -17,7 +17,7 @@ from compiler.graph_stats import GraphStats, graph_stats
 from compiler.passes import Pass, num_nodes, passes_for
 from compiler.precision import (
     CalibrationOptions,
-    calibration_from_folder,
+    calibration_samples,
     convert,
     held_lines,
     refuse_unsupported,
@@ -129,7 +129,8 @@ def choices_for(spec: ModelSpec) -> list[Choice]:
     if spec.precision == "int8" and spec.calibration is None:
         spec.root.fail(
             "precision int8 needs the key 'calibration'",
-            hint="a folder of .npz files with real inputs, one array for each input: calibration: data/calibration",
+            hint="a folder of .npz files with real inputs, one array for each input, or "
+            "a function that gives such mappings: calibration: data/calibration, or calibration: my_data:samples",
         )
     if spec.target != AUTO and spec.precision != AUTO:
         refuse_unsupported(spec.precision, spec.target)
@@ -271,11 +272,12 @@ def _convert(model: ir.Model, spec: ModelSpec, choice: Choice) -> tuple[ir.Model
     """Writes a lower precision into the graph; held nodes are told with their reasons."""
     inputs = [value.name or "" for value in model.graph.inputs]
     if choice.precision == "int8":
-        assert spec.calibration is not None
-        samples = calibration_from_folder(spec.path.parent / spec.calibration, inputs)
+        samples = calibration_samples(spec, inputs)
     else:
         samples = [dict(case.inputs) for case in precision_cases(spec)]
     options = CalibrationOptions(min_cosine=spec.tolerance_for(choice.precision).cosine)
+    if spec.calibration is not None:
+        options = replace(options, method=spec.calibration.method, percentile=spec.calibration.percentile)
     result = convert(model, choice.precision, choice.target, samples, calibration=options)
     notes = (*result.notes, *held_lines(result.held))
     name = f"convert_to_{choice.precision}"

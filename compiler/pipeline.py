@@ -13,6 +13,7 @@ from compiler.candidates import Candidate, Choice, build_candidate, choices_for,
 from compiler.cases import best_case, parity_cases
 from compiler.errors import ModelRefused
 from compiler.manifest import BuildResult, manifest_head, model_manifest
+from compiler.precision.calibration_data import calibration_code
 from compiler.progress import Stage, StageTime, silent_stage, timed
 from compiler.recorded import record
 from compiler.repository import Repository
@@ -86,9 +87,11 @@ def compile_model(
             check_artifact(spec, inputs, outputs)
             recorded = record(cases, source.references, chosen.folder)
             config_text = text_from_config(model_config(spec, target, inputs, outputs))
+            # After the candidates: only those in int8 import the function.
+            code = {**source.facts.code, **calibration_code(spec)}
             flags = " --trust-pickle" if source.facts.trusted else ""
             manifest = {
-                **manifest_head(spec.document, fingerprint, source.facts.code, spec.path, flags=flags),
+                **manifest_head(spec.document, fingerprint, code, spec.path, flags=flags),
                 **model_manifest(spec, source.facts, candidates, chosen, (inputs, outputs)),
                 "references": recorded,
             }

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from compiler.calibration_spec import CalibrationSpec, read_calibration
 from compiler.engine_options import EngineOptions, read_engine
 from compiler.errors import one_of
 from compiler.precision.support import PRECISIONS
@@ -95,7 +96,7 @@ class ModelSpec:
     tolerance: dict[str, float]
     serving: Serving
     require_fusion: dict[str, int]
-    calibration: str | None
+    calibration: CalibrationSpec | None
     engine: EngineOptions
     root: Node = field(compare=False, repr=False)
 
@@ -170,7 +171,7 @@ def model_spec_from_node(root: Node, path: Path) -> ModelSpec:
             table["dims"].value[name].fail(f"no input has the dim '{name}'; dims of the inputs: {one_of(used)}")
     check_batch_axis(table, dims, (*inputs, *outputs))
     precision_node, target_node, opset_node = table.get("precision"), table.get("target"), table.get("opset")
-    required, calibration = table.get("require_fusion"), table.get("calibration")
+    required = table.get("require_fusion")
     target = target_node.choice("target", (*TARGET_NAMES, AUTO)) if target_node else TARGET_NAMES[0]
     opset = opset_node.integer("opset", 1, 99) if opset_node else DEFAULT_OPSET
     if opset_node and opset not in SUPPORTED_OPSETS:
@@ -191,7 +192,7 @@ def model_spec_from_node(root: Node, path: Path) -> ModelSpec:
             name: child.integer(f"require_fusion.{name}", 1)
             for name, child in (required.mapping("require_fusion").items() if required else ())
         },
-        calibration=calibration.string("calibration") if calibration else None,
+        calibration=read_calibration(table.get("calibration")),
         engine=read_engine(table.get("engine"), target),
         root=root,
     )

@@ -11,7 +11,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from compiler.errors import UsageError
-from compiler.precision.calibration import calibration_from_folder, checked_sample, samples_from
+from compiler.precision.calibration_data import (
+    calibration_from_folder,
+    calibration_samples,
+    checked_sample,
+    samples_from,
+)
 from compiler.precision.observe import Samples
 from compiler.precision.result import CalibrationOptions, HeldNode, PrecisionResult, held_lines
 from compiler.precision.support import PRECISIONS, refuse_unsupported, supported, warnings
@@ -25,6 +30,7 @@ __all__ = [
     "HeldNode",
     "PrecisionResult",
     "calibration_from_folder",
+    "calibration_samples",
     "convert",
     "held_lines",
     "refuse_unsupported",

@@ -1,20 +1,18 @@
-"""Calibration: where samples come from, and the range of each tensor over all their values.
+"""Calibration: the range of each tensor over all values of the samples.
 
 Ranges are taken over the values, never over batches: the same data cut into other batches gives the same scales.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from compiler.dtypes import AnyArray
-from compiler.errors import UsageError, one_of
 from compiler.precision.observe import Samples, observe
 from compiler.precision.result import CalibrationOptions
 
@@ -158,50 +156,3 @@ def range_notes(ranges: Mapping[str, TensorRange], options: CalibrationOptions) 
             "percentile clips outliers"
         )
     return tuple(notes)
-
-
-def calibration_from_folder(path: Path, inputs: Sequence[str]) -> list[dict[str, AnyArray]]:
-    """Reads calibration samples: one `.npz` per sample or batch, in the order of their names.
-
-    Args:
-        path: a folder of `.npz` files, or one such file; each holds an array for every input.
-        inputs: the names of the graph's inputs.
-
-    Raises:
-        UsageError: nothing there, not an npz file, a name is missing or unknown. Pickled objects are refused.
-    """
-    files = [path] if path.is_file() else sorted(path.glob("*.npz"))
-    if not files:
-        raise UsageError(f"no calibration data: '{path}' has no .npz file", hint="save each sample with numpy.savez")
-    return [_sample_from_file(file, inputs) for file in files]
-
-
-def _sample_from_file(file: Path, inputs: Sequence[str]) -> dict[str, AnyArray]:
-    try:
-        with np.load(file, allow_pickle=False) as stored:
-            arrays = {name: stored[name] for name in stored.files}
-    except (OSError, ValueError, EOFError, AttributeError, TypeError) as error:
-        reason = "it holds Python objects" if "pickle" in str(error).lower() else " ".join(str(error).split())[:200]
-        raise UsageError(
-            f"calibration file '{file}' is not plain arrays in an .npz: {reason}",
-            hint="write it with numpy.savez(file, **{input name: array})",
-        ) from error
-    return checked_sample(arrays, inputs, f"calibration file '{file}'")
-
-
-def samples_from(data: Iterable[Mapping[str, AnyArray]], inputs: Sequence[str]) -> list[dict[str, AnyArray]]:
-    """Takes samples from any Python iterable, with the checks of `calibration_from_folder`."""
-    return [checked_sample(sample, inputs, f"calibration sample {index}") for index, sample in enumerate(data)]
-
-
-def checked_sample(sample: Mapping[str, AnyArray], inputs: Sequence[str], what: str) -> dict[str, AnyArray]:
-    """Returns the sample's arrays by input.
-
-    Raises:
-        UsageError: a name is missing or unknown.
-    """
-    missing, unknown = sorted(set(inputs) - set(sample)), sorted(set(sample) - set(inputs))
-    if missing or unknown:
-        fault = f"lacks '{missing[0]}'" if missing else f"has '{unknown[0]}', which is no input"
-        raise UsageError(f"{what} {fault}", hint=f"its names must be exactly the inputs: {one_of(inputs)}")
-    return {name: np.asarray(sample[name]) for name in inputs}

@@ -26,19 +26,16 @@ def judge_samples(model: ir.Model, samples: Samples) -> list[Mapping[str, AnyArr
         model: a prepared graph.
         samples: all of them, at least one.
     """
-    step = max(1, len(samples) // MAX_SAMPLES)
-    spread = list(samples[::step])[:MAX_SAMPLES]
-    smallest = min(spread, key=_num_elements)
+    smallest = min(samples, key=_num_elements)
     flops = sum(f for f, _ in node_work(model, smallest).values())
     # Work per element of the inputs: what grows faster than that is small beside the products.
     per_element = flops / max(1, _num_elements(smallest))
-    chosen: list[Mapping[str, AnyArray]] = []
-    left = float(MAX_FLOPS)
-    for sample in spread:
-        left -= per_element * _num_elements(sample)
-        if left >= 0:
-            chosen.append(sample)
-    return chosen or [smallest]
+    for count in range(min(MAX_SAMPLES, len(samples)), 0, -1):
+        # The middles of `count` equal parts.
+        spread = [samples[(2 * i + 1) * len(samples) // (2 * count)] for i in range(count)]
+        if per_element * sum(map(_num_elements, spread)) <= MAX_FLOPS:
+            return spread
+    return [smallest]
 
 
 class Judge:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
+
+from compiler.calibration_spec import DEFAULT_PERCENTILE, METHODS
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -12,7 +14,6 @@ if TYPE_CHECKING:
 # Names of nodes that share a reason are listed up to so many.
 MAX_NAMES = 4
 
-CalibrationMethod = Literal["minmax", "percentile"]
 
 # The cosine (and the distance that goes with it) a converted graph must keep where the user names none. Half
 # precision is judged closer than int8: what it loses beyond this is a range or an epsilon, not rounding.
@@ -31,15 +32,15 @@ class CalibrationOptions:
         reduce_range: 7-bit weights; None decides by this machine's CPU, and says so.
     """
 
-    method: CalibrationMethod = "minmax"
-    percentile: float = 99.99
+    method: str = METHODS[0]
+    percentile: float = DEFAULT_PERCENTILE
     min_cosine: float | None = None
     max_runs: int = 96
     reduce_range: bool | None = None
 
     def __post_init__(self) -> None:
-        if self.method not in ("minmax", "percentile"):
-            raise ValueError(f"calibration method is {self.method!r}; allowed: minmax, percentile")
+        if self.method not in METHODS:
+            raise ValueError(f"calibration method is {self.method!r}; allowed: {', '.join(METHODS)}")
         if not 50 < self.percentile <= 100:
             raise ValueError(f"percentile is {self.percentile}; allowed: over 50, up to 100")
         if self.min_cosine is not None and not 0 < self.min_cosine <= 1:

@@ -1,17 +1,21 @@
-"""The Python source files behind a function, found after it ran, and hashed later without importing anything."""
+"""A function that a spec names, and the source files behind it: found after it ran, hashed without importing."""
 
 from __future__ import annotations
 
 import ast
 import contextlib
+import importlib
 import importlib.metadata
 import importlib.util
 import sys
 import sysconfig
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any, cast
 
+from compiler.errors import EnvironmentLacks, ModelRefused, one_of, where_it_failed
 from compiler.files import file_sha256
+from compiler.yaml_reader import Node
 
 PACKAGE = "package:"
 
@@ -26,6 +30,43 @@ def importable(folder: Path) -> Iterator[None]:
     finally:
         with contextlib.suppress(ValueError):
             sys.path.remove(entry)
+
+
+def function_named(node: Node, key: str, reference: str, folder: Path) -> Callable[..., Any]:
+    """Imports and returns the function that a spec names; call it within `importable`.
+
+    Args:
+        node: where the spec names it.
+        key: the spec's key, for messages.
+        reference: `module:function`.
+        folder: of the spec.
+
+    Raises:
+        SpecError: there is no such module or function.
+        ModelRefused: the module raised.
+        EnvironmentLacks: a package that the module needs is not installed.
+    """
+    name, _, function = reference.partition(":")
+    try:
+        module = importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        missing = error.name or ""
+        if missing == name or name.startswith(missing + "."):
+            node.fail(
+                f"{key}: no module named '{missing}'",
+                hint=f"modules are looked for beside the spec ({folder}) and among installed packages",
+            )
+        raise EnvironmentLacks(
+            f"{key}: {name} needs the package '{missing}', which is not installed",
+            hint=f"pip install {missing.split('.')[0]}",
+        ) from error
+    except Exception as error:
+        raise ModelRefused(f"{key}: importing {name} failed: {where_it_failed(error)}") from error
+    found = getattr(module, function, None)
+    if not callable(found):
+        names = [n for n, v in vars(module).items() if callable(v) and not n.startswith("_")]
+        node.fail(f"{key}: {name} has no function '{function}'; it has: {one_of(names)}")
+    return cast("Callable[..., Any]", found)
 
 
 def factory_code(factory: str) -> dict[str, str]:

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import fnmatch
-import importlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from compiler.errors import EnvironmentLacks, ModelRefused, one_of, where_it_failed
+from compiler.errors import ModelRefused, where_it_failed
 from compiler.files import resolve_file
 from compiler.source_spec import FactorySource
 from compiler.sources.base import OpenedSource, opened_module, trust_note
-from compiler.sources.code import factory_code, importable
+from compiler.sources.code import factory_code, function_named, importable
 from compiler.sources.weights import read_weights, some
 from compiler.spec import ModelSpec
 
@@ -75,27 +74,7 @@ def _load(spec: ModelSpec, source: FactorySource, trust_pickle: bool) -> tuple[t
 
 
 def _call_factory(spec: ModelSpec, source: FactorySource) -> Any:
-    name, _, function = source.factory.partition(":")
-    node = spec.at("source", "factory")
-    try:
-        module = importlib.import_module(name)
-    except ModuleNotFoundError as error:
-        missing = error.name or ""
-        if missing == name or name.startswith(missing + "."):
-            node.fail(
-                f"source.factory: no module named '{missing}'",
-                hint=f"modules are looked for beside the spec ({spec.path.parent}) and among installed packages",
-            )
-        raise EnvironmentLacks(
-            f"source.factory: {name} needs the package '{missing}', which is not installed",
-            hint=f"pip install {missing.split('.')[0]}",
-        ) from error
-    except Exception as error:
-        raise ModelRefused(f"source.factory: importing {name} failed: {where_it_failed(error)}") from error
-    build = getattr(module, function, None)
-    if not callable(build):
-        names = [n for n, v in vars(module).items() if callable(v) and not n.startswith("_")]
-        node.fail(f"source.factory: {name} has no function '{function}'; it has: {one_of(names)}")
+    build = function_named(spec.at("source", "factory"), "source.factory", source.factory, spec.path.parent)
     try:
         return build(**source.args)
     except Exception as error:
