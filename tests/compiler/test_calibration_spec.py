@@ -72,7 +72,7 @@ def test_a_generator_gives_samples_and_its_code_is_hashed(tmp_path):
     spec = spec_with(tmp_path, "MODULE:samples", "def samples():\n    yield {'x': np.ones((2, 16), np.float32)}\n")
     [sample] = calibration_samples(spec, ["x"])
     assert sample["x"].shape == (2, 16)
-    assert list(calibration_code(spec)) == [f"calib_{tmp_path.name}.py"]
+    assert f"calib_{tmp_path.name}.py" in calibration_code(spec)
 
 
 def test_an_int8_build_from_a_function_notices_its_code_and_its_files(tmp_path, project):
