@@ -1,1 +1,24 @@
-"""Text to tokens and back, and chat templates; from a GGUF or from a Hugging Face folder."""
+"""Tokenizers from disk: of GGUF files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from backends.llm.tokenizers.base import Tokenizer
+from compiler.errors import ModelRefused
+
+__all__ = ["Tokenizer", "load_tokenizer"]
+
+
+def load_tokenizer(path: str | Path) -> Tokenizer:
+    """Builds the tokenizer of a GGUF file.
+
+    Raises:
+        ModelRefused: no such file, or a tokenizer that is damaged or not supported.
+    """
+    path = Path(path)
+    if path.suffix == ".gguf":
+        from backends.llm.tokenizers.gguf_tokenizer import load_gguf_tokenizer
+
+        return load_gguf_tokenizer(path)
+    raise ModelRefused(f"{path} is no model; allowed: a .gguf file")

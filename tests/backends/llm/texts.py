@@ -1,0 +1,35 @@
+"""Texts on which tokenizers have been seen to differ."""
+
+TEXTS = (
+    "",
+    " ",
+    "   ",
+    "\n",
+    "Hello world",
+    "  leading",
+    "trailing  ",
+    "a  b   c    d",
+    "a\n\nb\n\n\n",
+    "\t tabs\there\t\t",
+    "\r\n win\r\n",
+    "1234567890 3.14159 1,000 0x1F",
+    "don't can't I'll we've IT'S",
+    "naïve café façade ñ Größe",
+    "e\u0301 combining \u0958 \u1e9b\u0323",
+    "日本語テキスト 中文 한국어 ไทย",
+    "العربية עברית हिन्दी",
+    "🙂🚀👨‍👩‍👧‍👦 🏳️‍🌈 🇩🇪",
+    "def f(x):\n    return x**2  # comment\n\n\nclass A: pass",
+    "for (int i = 0; i < n; ++i) { a[i] += b[i]; }",
+    "\u200b zero\u00a0width \ufeff",
+    "ALLCAPS MixedCase snake_case camelCase kebab-case",
+    "https://example.com/a?b=c&d=%20#e",
+    "x" * 70,
+    "\x00\x01\x7f",
+    "<|im_start|>user\nhi<|im_end|>",
+    "<bos>hi<eos> <start_of_turn>user<unused3>",
+    "<table><td>x</td></table> <|endoftext|>",
+    "\U0001d54f \U00010348 \uffff",
+)
+# Numerals that are no ASCII digits.
+NUMERALS = "½ ² Ⅷ ٣ १२"
