@@ -21,7 +21,7 @@ from compiler.precision import (
     convert,
     held_lines,
     refuse_unsupported,
-    supported,
+    runnable,
 )
 from compiler.spec import AUTO, ModelSpec
 from compiler.targets.onnxruntime import open_session, write_onnx
@@ -137,17 +137,19 @@ def choices_for(spec: ModelSpec) -> list[Choice]:
     found = []
     for name in _runnable_targets() if spec.target == AUTO else [spec.target]:
         allowed = _auto_precisions(name, spec) if spec.precision == AUTO else (spec.precision,)
-        found += [Choice(name, p) for p in allowed if p in supported(name)]
+        found += [Choice(name, p) for p in allowed if p in runnable(name)]
     if not found:
         raise ModelRefused(f"no target on this machine can be built in precision {spec.precision}")
     return found
 
 
 def _auto_precisions(target: str, spec: ModelSpec) -> tuple[str, ...]:
-    """Returns the precisions worth trying: on a CPU half precision is only cast back and forth."""
-    precisions = supported(target)
-    if target_named(target).instance_kind == "KIND_CPU":
-        precisions = tuple(p for p in precisions if p not in ("fp16", "bf16"))
+    """Returns the precisions worth trying: half precision that is written into a graph is only cast back and forth
+    on a CPU, what the engine computes in by itself is not."""
+    found = target_named(target)
+    precisions = runnable(target)
+    if found.instance_kind == "KIND_CPU":
+        precisions = tuple(p for p in precisions if p not in ("fp16", "bf16") or p in found.computed)
     return precisions if spec.calibration else tuple(p for p in precisions if p != "int8")
 
 
@@ -182,8 +184,8 @@ def build_candidate(
         model, reports = optimise(exported, spec, choice, cases, references, folder.parent / "judged")
         refuse_missing_fusions(reports, spec.require_fusion)
         stats = graph_stats(model, best_case(spec))
-        facts = target.write(model, folder, spec)
-        run = target.open(folder, spec.serving.threads)
+        facts = target.write(model, folder, replace(spec, target=choice.target, precision=choice.precision))
+        run = target.open(folder, spec.serving.threads, facts)
         if run is None:
             run, judged_on = open_session(folder, spec.serving.threads, SOURCE_FILE), SOURCE_FILE
         parity = verify(run, cases, references, spec.tolerance_for(choice.precision), on_case)
@@ -204,7 +206,7 @@ def time_candidates(candidates: Sequence[Candidate], spec: ModelSpec, case: Case
     """
     runs: dict[Choice, Runner] = {}
     for c in candidates:
-        run = None if c.refused else target_named(c.choice.target).open(c.folder, spec.serving.threads)
+        run = None if c.refused else target_named(c.choice.target).open(c.folder, spec.serving.threads, c.facts)
         if run is not None:
             runs[c.choice] = run
     times: dict[Choice, list[float]] = {choice: [] for choice in runs}
@@ -256,7 +258,7 @@ def optimise(
     before, after = [s for s in steps if not s.fuses], [s for s in steps if s.fuses]
     judge = _cheapest(cases)
     model, reports = run_passes(before, model, spec, "fp32", judge, references, work)
-    half = choice.precision in ("fp16", "bf16")
+    half = choice.precision in ("fp16", "bf16") and choice.precision not in target_named(choice.target).computed
     if half:
         model, report = _convert(model, spec, choice)
         reports.append(report)

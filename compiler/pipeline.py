@@ -86,7 +86,7 @@ def compile_model(
             inputs, outputs = target.interface(chosen.folder)
             check_artifact(spec, inputs, outputs)
             recorded = record(cases, source.references, chosen.folder)
-            config_text = text_from_config(model_config(spec, target, inputs, outputs))
+            config_text = text_from_config(model_config(spec, target, inputs, outputs, chosen.facts))
             # After the candidates: only those in int8 import the function.
             code = {**source.facts.code, **calibration_code(spec)}
             flags = " --trust-pickle" if source.facts.trusted else ""

@@ -69,7 +69,8 @@ def verify_again(repository: Repository, published: Published) -> ParityReport:
     )
     cases = _recorded_cases(spec, recorded, shown)
     references = load_outputs(published.folder / REFERENCE_FILE, cases)
-    run = target_named(str(published.manifest["target"])).open(published.folder, spec.serving.threads)
+    target, facts = target_named(str(published.manifest["target"])), published.manifest["artifact"]
+    run = target.open(published.folder, spec.serving.threads, facts)
     if run is None:
         raise RepositoryError(f"{shown} cannot be run on this machine: it was built for another device")
     return verify(run, cases, references, tolerance_of(published.manifest))

@@ -61,9 +61,13 @@ def tensor_config(tensor: ArtifactTensor, batched: bool) -> TensorConfig:
 
 
 def model_config(
-    spec: ModelSpec, target: Target, inputs: Sequence[ArtifactTensor], outputs: Sequence[ArtifactTensor]
+    spec: ModelSpec,
+    target: Target,
+    inputs: Sequence[ArtifactTensor],
+    outputs: Sequence[ArtifactTensor],
+    facts: Mapping[str, Any],
 ) -> Any:
-    """Returns the ModelConfig message of a compiled model."""
+    """Returns the ModelConfig message of a compiled model; `facts` is what its target's `write` returned."""
     batched = spec.max_batch_size > 0
     config = base_config(
         spec.name,
@@ -72,7 +76,7 @@ def model_config(
         [tensor_config(t, batched) for t in inputs],
         [tensor_config(t, batched) for t in outputs],
     )
-    add_serving(config, spec.serving, target.parameters(spec.serving), target.instance_kind)
+    add_serving(config, spec.serving, target.parameters(spec.serving, facts), target.instance_kind)
     return config
 
 

@@ -14,6 +14,9 @@ from compiler.errors import ModelRefused
 from compiler.spec import Tolerance
 from compiler.targets.registry import Runner
 
+# How long a row may be where the model gives zeros, as a share of its longest row.
+MAX_STRAY = 1e-2
+
 
 @dataclass(frozen=True)
 class Comparison:
@@ -154,15 +157,20 @@ def failure_text(report: ParityReport, known_limits: str = "") -> str:
 
 
 def _worst_row_cosine(want: AnyArray, got: AnyArray, tiny: float) -> float:
-    """Returns the smallest cosine between rows; a row of zeros is judged by its distance alone."""
+    """Returns the smallest cosine between rows; a row of zeros has no direction.
+
+    0 where zeros stand for a row that has one, or where a row of zeros came out as long as others.
+    """
     rows_want = want.reshape(-1, want.shape[-1]) if want.ndim else want.reshape(1, 1)
     rows_got = got.reshape(rows_want.shape)
     if rows_want.shape[1] < 2:
         # A single number has no direction: its cosine is only a sign.
         rows_want, rows_got = rows_want.reshape(1, -1), rows_got.reshape(1, -1)
-    norms = np.linalg.norm(rows_want, axis=1) * np.linalg.norm(rows_got, axis=1)
-    judged = norms > tiny * tiny
+    lengths, others = np.linalg.norm(rows_want, axis=1), np.linalg.norm(rows_got, axis=1)
+    judged = lengths > tiny
     if not judged.any():
         return 1.0
+    if (others[~judged] > max(tiny, MAX_STRAY * lengths.max())).any():
+        return 0.0
     dots = np.einsum("ij,ij->i", rows_want[judged], rows_got[judged])
-    return float((dots / norms[judged]).min())
+    return float((dots / np.maximum(lengths[judged] * others[judged], 1e-300)).min())

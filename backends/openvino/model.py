@@ -1,7 +1,7 @@
 """Triton's `openvino` backend in Python: the same name, files and parameters as the C++ one, on the CPU.
 
-Beside the C++ backend's parameters it takes INFERENCE_PRECISION_HINT, which `compile` sets to f32: on CPUs
-with bf16 OpenVINO would otherwise compute in bf16, and what is served would not be what was proved.
+Beside the C++ backend's parameters it takes INFERENCE_PRECISION_HINT, which `compile` sets to what was proved, f32 or
+bf16: on CPUs with bf16 OpenVINO would otherwise compute in bf16 whatever the parity was judged on.
 """
 
 import json

@@ -19,7 +19,7 @@ from compiler.precision.calibration_data import (
 )
 from compiler.precision.observe import Samples
 from compiler.precision.result import CalibrationOptions, HeldNode, PrecisionResult, held_lines
-from compiler.precision.support import PRECISIONS, refuse_unsupported, supported, warnings
+from compiler.precision.support import PRECISIONS, refuse_unsupported, runnable, supported, warnings
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -34,6 +34,7 @@ __all__ = [
     "convert",
     "held_lines",
     "refuse_unsupported",
+    "runnable",
     "samples_from",
     "supported",
 ]

@@ -132,9 +132,10 @@ def _openvino_call(file: Path, sample: Sample) -> Call | None:
         import openvino
     except ModuleNotFoundError:
         return None
-    from compiler.targets.openvino import properties
+    from compiler.targets.openvino import HINT, inference_precision, properties
 
-    compiled = openvino.Core().compile_model(str(file), "CPU", properties(0))
+    # What is held in int8's graph computes as it will be served.
+    compiled = openvino.Core().compile_model(str(file), "CPU", properties(0, {HINT: inference_precision("int8")}))
     request = compiled.create_infer_request()
     feeds = {i.get_any_name(): np.asarray(sample[i.get_any_name()]) for i in compiled.inputs}
     return lambda: request.infer(feeds)

@@ -12,7 +12,7 @@ PRECISIONS = ("fp32", "fp16", "bf16", "int8", "int8_dynamic")
 
 _SUPPORTED = {
     "onnxruntime": ("fp32", "fp16", "int8", "int8_dynamic"),
-    "openvino": ("fp32", "fp16", "int8"),
+    "openvino": ("fp32", "fp16", "bf16", "int8"),
     "tensorrt": ("fp32", "fp16", "bf16", "int8"),
     "tensorrt-rtx": ("fp32", "fp16", "bf16", "int8"),
 }
@@ -21,10 +21,6 @@ _REASONS = {
     ("onnxruntime", "bf16"): (
         "ONNX Runtime's CPU provider has no bfloat16 kernels: the file would not load",
         "take precision: fp32 or int8, or target: openvino, which computes in bf16 by itself where the CPU can",
-    ),
-    ("openvino", "bf16"): (
-        "OpenVINO chooses bf16 itself where the CPU has it; a bf16 graph would only be slower elsewhere",
-        "take precision: fp32 and leave the choice to OpenVINO",
     ),
     ("openvino", "int8_dynamic"): (
         "OpenVINO has no fast path for DynamicQuantizeLinear and MatMulInteger graphs",
@@ -44,6 +40,9 @@ _REASONS = {
 # saturate: 2 * 255 * 127 = 64,770 is over 32,767, while 2 * 255 * 64 = 32,640 fits (weights of 7 bits).
 _WIDE_DOT = ("avx512_vnni", "avx_vnni", "amx_int8", "avx_vnni_int8")
 
+# Instructions that multiply pairs of bfloat16 (x86, then ARM as Linux names it).
+_BF16 = ("avx512_bf16", "amx_bf16", "bf16")
+
 
 def supported(target: str) -> tuple[str, ...]:
     """Returns the precisions that can be asked of a target.
@@ -58,8 +57,19 @@ def supported(target: str) -> tuple[str, ...]:
     return _SUPPORTED[target]
 
 
+def computes_bf16() -> bool:
+    """Whether this CPU multiplies bfloat16; without it OpenVINO answers a request for bf16 in fp32, or emulates it."""
+    return not cpu_flags().isdisjoint(_BF16)
+
+
+def runnable(target: str) -> tuple[str, ...]:
+    """Returns the precisions of a target that this machine's CPU can compute in; those of GPUs are not judged."""
+    lacks = ("bf16",) if target == "openvino" and not computes_bf16() else ()
+    return tuple(p for p in supported(target) if p not in lacks)
+
+
 def refuse_unsupported(precision: str, target: str) -> None:
-    """Refuses before any work what would fail at load.
+    """Refuses before any work what would fail at load, or would not be what was asked for.
 
     Raises:
         UsageError: no such precision or target.
@@ -73,6 +83,12 @@ def refuse_unsupported(precision: str, target: str) -> None:
     if precision not in allowed:
         reason, advice = _REASONS[target, precision]
         raise ModelRefused(f"precision {precision} on target {target}: {reason}", hint=advice)
+    if precision not in runnable(target):
+        raise ModelRefused(
+            f"precision {precision} on target {target}: this CPU has none of {', '.join(_BF16)}. It would compute in "
+            "fp32, and what was proved here would not be what a CPU with bf16 serves",
+            hint="take precision: fp32 or int8, or build on the CPU that will serve",
+        )
 
 
 def warnings(precision: str, target: str) -> tuple[str, ...]:

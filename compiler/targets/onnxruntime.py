@@ -81,7 +81,7 @@ def interface(folder: Path, name: str = MODEL_FILE) -> tuple[tuple[ArtifactTenso
     return tuple(map(tensor, graph.input)), tuple(map(tensor, graph.output))
 
 
-def parameters(serving: Serving) -> dict[str, str]:
+def parameters(serving: Serving, facts: Mapping[str, Any]) -> dict[str, str]:
     """Returns config.pbtxt's parameters, which the C++ backend takes alike."""
     return {"intra_op_thread_count": str(serving.threads)} if serving.threads else {}
 
@@ -109,7 +109,7 @@ TARGET = Target(
     model_file=MODEL_FILE,
     packages=("torch", "onnx", "onnx-ir", "onnxscript", "onnxruntime", "onnxruntime-gpu"),
     write=write,
-    open=open_session,
+    open=lambda folder, threads, facts: open_session(folder, threads),
     interface=interface,
     parameters=parameters,
 )

@@ -41,10 +41,11 @@ class Target:
         packages: distributions whose version changes what is built.
         write: writes the served files into a folder; returns what a manifest should say of them (an engine's
             version, compute capability and profiles). Reads dims and precision from the spec.
-        open: opens the written file as it will be served: (folder, threads) -> runner, or None where this
-            machine cannot run it (an engine for a GPU that is not here).
+        open: opens the written file as it will be served: (folder, threads, what `write` returned) -> runner, or
+            None where this machine cannot run it (an engine for a GPU that is not here).
         interface: reads inputs and outputs back from the written file.
-        parameters: config.pbtxt's `parameters` for the backend.
+        parameters: config.pbtxt's `parameters` for the backend, from the serving options and what `write` returned.
+        computed: precisions that the engine makes of an fp32 graph by itself; all others are written into the graph.
         limits: what it is known to compute otherwise than PyTorch, told where parity fails.
         instance_kind: where Triton runs it, `KIND_CPU` or `KIND_GPU`.
         require: raises EnvironmentLacks where this machine cannot build it; called before anything slow.
@@ -56,9 +57,10 @@ class Target:
     model_file: str
     packages: tuple[str, ...]
     write: Callable[[ir.Model, Path, ModelSpec], dict[str, Any]]
-    open: Callable[[Path, int], Runner | None]
+    open: Callable[[Path, int, Mapping[str, Any]], Runner | None]
     interface: Callable[[Path], tuple[tuple[ArtifactTensor, ...], tuple[ArtifactTensor, ...]]]
-    parameters: Callable[[Serving], dict[str, str]] = lambda serving: {}
+    parameters: Callable[[Serving, Mapping[str, Any]], dict[str, str]] = lambda serving, facts: {}
+    computed: tuple[str, ...] = ()
     limits: str = ""
     instance_kind: str = "KIND_CPU"
     require: Callable[[], None] = lambda: None

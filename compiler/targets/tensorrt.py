@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -108,14 +108,13 @@ def interface(folder: Path) -> tuple[tuple[ArtifactTensor, ...], tuple[ArtifactT
 
 def target_of(library: Library, backend: str) -> Target:
     """Returns the target of one of the siblings."""
-    opened: Callable[[Path, int], Any] = lambda folder, threads: open_engine(library, folder)  # noqa: E731
     return Target(
         name=library.target,
         backend=backend,
         model_file=ENGINE_FILE,
         packages=("torch", "onnx", "onnx-ir", "onnxscript", "onnxruntime", *DISTRIBUTIONS[library.target]),
         write=functools.partial(write_engine, library),
-        open=opened,
+        open=lambda folder, threads, facts: open_engine(library, folder),
         interface=interface,
         instance_kind="KIND_GPU",
         require=lambda: require_library(library),

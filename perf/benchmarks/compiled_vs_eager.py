@@ -34,7 +34,7 @@ def bench_compiled(spec_path: Path, model: Path, threads: int) -> None:
     module = load_module(spec)
     version = Repository(model.parent).latest(model.name)
     assert version is not None
-    compiled = target_named(spec.target).open(version.folder, threads)
+    compiled = target_named(spec.target).open(version.folder, threads, version.manifest["artifact"])
     assert compiled is not None
     blocks = f"{ROUNDS} rounds of {BLOCK_CALLS} calls"
     print(f"Compiled against PyTorch eager, {spec.name}, sequence {LENGTH}, fp32, {blocks}")

@@ -159,7 +159,7 @@ def test_the_engine_is_judged_where_it_can_run(project, monkeypatch):
     from compiler.errors import ModelRefused
     from compiler.targets import tensorrt_rtx as target
 
-    def broken(folder: Path, threads: int):
+    def broken(folder: Path, threads: int, facts: dict):
         return lambda inputs: {"y": np.zeros((inputs["x"].shape[0], 3), np.float32)}
 
     path = project(MODEL, RTX)

@@ -93,3 +93,20 @@ def test_verify_fails_on_a_seeded_wrong_output():
         return {"y": y}
 
     assert [c.case for c in verify(wrong_once, cases, references, LIMITS).failures] == ["b"]
+
+
+LOW = Tolerance(atol=None, rtol=0.0, cosine=0.99)
+
+
+def test_zeros_where_the_model_gives_a_direction_fail_without_an_absolute_tolerance():
+    want = np.array([[3.0, 4.0], [1.0, 2.0]])
+    assert compare("c", "y", want, np.array([[3.0, 4.0], [0.0, 0.0]]), LOW).problem == "cosine 0.000000 is below 0.99"
+    assert compare("c", "y", want, np.zeros_like(want), LOW).cosine == 0.0
+
+
+def test_a_row_of_zeros_must_stay_small_beside_the_others():
+    want = np.array([[3.0, 4.0], [0.0, 0.0]])
+    assert compare("c", "y", want, np.array([[3.0, 4.0], [0.03, 0.0]]), LOW).passed  # 0.6% of the longest row
+    assert not compare("c", "y", want, np.array([[3.0, 4.0], [0.3, 0.0]]), LOW).passed
+    # All zeros have no scale to judge by.
+    assert compare("c", "y", np.zeros((1, 2)), np.full((1, 2), 1e-3), LOW).passed

@@ -10,6 +10,8 @@ import pytest
 
 from clients.errors import ServerError
 from clients.grpc import GrpcClient
+from compiler.precision.support import computes_bf16
+from compiler.targets.openvino import HINT, open_model
 from tests.serving import run_compile, serve
 
 MODEL = """
@@ -53,6 +55,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (path / "target_model.py").write_text(MODEL)
     for target in TARGETS:
         (path / f"{target}.yaml").write_text(SPEC.format(target=target))
+    if computes_bf16():
+        spec = SPEC.replace("on_{target}", "in_bf16").format(target="openvino")
+        # The logits are a mean over few values: their worst row is judged more loosely than the default.
+        (path / "bf16.yaml").write_text(
+            spec.replace("  - {name: best}\n", "") + "precision: bf16\ntolerance: {cosine: 0.99}\n"
+        )
     done = run_compile("build", path, "-r", path / "repo")
     assert done.returncode == 0, done.stderr
     return path
@@ -139,3 +147,13 @@ def test_a15_int64_beyond_int32_is_refused_where_the_target_clamps_it(folder, tm
 def test_openvino_says_that_it_computes_in_fp32(folder):
     text = (folder / "repo" / "on_openvino" / "config.pbtxt").read_text()
     assert 'key: "INFERENCE_PRECISION_HINT"' in text and 'string_value: "f32"' in text
+
+
+@pytest.mark.skipif(not computes_bf16(), reason="this CPU has no bf16 instructions")
+def test_bf16_is_served_exactly_as_it_was_proved(client, eager, folder):
+    proved = open_model(folder / "repo" / "in_bf16" / "1", 1, {HINT: "bf16"})
+    for index in range(5):
+        inputs = _inputs(index)
+        got, want = client.infer("in_bf16", inputs)["logits"], proved(inputs)["logits"]
+        assert np.array_equal(got, want)
+        assert np.abs(got - eager(inputs)["logits"]).max() > 1e-5  # not what fp32 gives
