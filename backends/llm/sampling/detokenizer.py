@@ -22,14 +22,9 @@ class Detokenizer:
     def push(self, token_id: int) -> str:
         """Returns the characters that are complete with this token."""
         data = self._tokenizer.token_bytes(token_id)
-        if data:
-            return self._utf8.decode(data)
-        if self._skip_special_tokens:
-            return ""
-        # A special token interrupts: the bytes before it cannot become a character any more.
-        text = self._utf8.decode(b"", final=True)
-        self._utf8.reset()
-        return text + self._tokenizer.decode([token_id], skip_special_tokens=False)
+        if not data and not self._skip_special_tokens:
+            data = self._tokenizer.decode([token_id], skip_special_tokens=False).encode()
+        return self._utf8.decode(data)
 
     def finish(self) -> None:
         """Drops the beginning of a character that no token completed."""

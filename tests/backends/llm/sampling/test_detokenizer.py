@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import json
+import random
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from backends.llm.sampling.detokenizer import Detokenizer
-from tests.backends.llm.sampling.tiny_tokenizers import TinyTokenizer, byte_fallback, byte_level
+from backends.llm.tokenizers import load_tokenizer
+from backends.llm.tokenizers.base import Tokenizer
+from tests.backends.llm.sampling.tiny_tokenizers import byte_fallback, byte_level
 
 BYTE_LEVEL, BYTE_FALLBACK = byte_level(), byte_fallback()
 TEXTS = ["Grüße 你好世界 👩‍👩‍👧‍👦!", "the then there", "\u0000\u0301e", "naïve — ☃ 🏳️‍🌈 ok", ""]
 
 
-def stream(tokenizer: TinyTokenizer, token_ids: list[int], *, skip: bool = True) -> list[str]:
+def stream(tokenizer: Tokenizer, token_ids: list[int], *, skip: bool = True) -> list[str]:
     detokenizer = Detokenizer(tokenizer, skip_special_tokens=skip)
     return [detokenizer.push(token_id) for token_id in token_ids]
 
@@ -75,3 +79,29 @@ def test_special_tokens_are_skipped_or_shown() -> None:
 
 def test_an_answer_continues_its_prompt_so_its_leading_space_stays() -> None:
     assert stream(BYTE_FALLBACK, [BYTE_FALLBACK.library.token_to_id("▁the")]) == [" the"]
+
+
+@pytest.mark.parametrize("skip", [True, False])
+def test_a_real_model_s_random_tokens_give_the_text_of_its_tokenizer(smollm2: Path, skip: bool) -> None:
+    """Broken UTF-8, special tokens, and ids behind the vocabulary, which a model's padded output can have."""
+    tokenizer = load_tokenizer(smollm2)
+    rng = random.Random(0)
+    parts = [i for i in range(tokenizer.vocab_size) if "\ufffd" in tokenizer.decode([i])]
+    broken = 0
+    for _ in range(300):
+        token_ids = [rng.randrange(tokenizer.vocab_size + 2) for _ in range(20)]
+        token_ids[::7] = [rng.randrange(20) for _ in token_ids[::7]]
+        token_ids[::3] = rng.choices(parts, k=7)
+        expected = tokenizer.decode(token_ids, skip_special_tokens=skip)
+        seen = "".join(stream(tokenizer, token_ids, skip=skip))
+        assert expected.startswith(seen) and expected[len(seen) :] in ("", "\ufffd")
+        broken += "\ufffd" in seen
+    assert broken == 300
+
+
+def test_a_real_model_s_text_leaves_in_whole_characters(smollm2: Path) -> None:
+    tokenizer = load_tokenizer(smollm2)
+    for text in TEXTS:
+        chunks = stream(tokenizer, tokenizer.encode(text, add_special_tokens=False))
+        assert "".join(chunks) == text
+        assert all("\ufffd" not in chunk for chunk in chunks)
