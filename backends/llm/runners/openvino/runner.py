@@ -1,0 +1,117 @@
+"""OpenVinoRunner: compiles the graph, owns the cache tensors, computes steps."""
+
+from __future__ import annotations
+
+import mmap
+from dataclasses import fields
+from typing import TYPE_CHECKING
+
+import numpy as np
+import openvino as ov
+
+from backends.llm.engine.outputs import ModelRunnerOutput, SchedulerOutput
+from backends.llm.loaders.base import LoadedModel
+from backends.llm.runners.openvino.graph import build_graph
+from backends.llm.runners.openvino.options import OpenVinoOptions
+from backends.llm.runners.step_inputs import StepInputs, flatten
+from compiler.errors import UsageError
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+_STEP_FIELDS = tuple(f.name for f in fields(StepInputs))
+_NO_LOGITS = np.zeros(1, dtype=np.int32)
+
+
+class OpenVinoRunner:
+    """A ModelRunner on OpenVINO's CPU plugin.
+
+    Attributes:
+        block_size: tokens in a block; the plugin says it.
+        num_blocks: as many as `kv_cache_bytes` holds.
+        block_bytes: keys and values of one block in all layers.
+        vocab_size, max_model_len: of the model.
+    """
+
+    def __init__(self, model: LoadedModel, options: OpenVinoOptions | None = None) -> None:
+        """Builds and compiles the graph; the model's weights are read here and not kept.
+
+        Raises:
+            ModelRefused: a model that OpenVINO's paged attention cannot compute.
+            UsageError: `kv_cache_bytes` holds no block.
+        """
+        options = options or OpenVinoOptions()
+        self.vocab_size = model.config.vocab_size
+        self.max_model_len = model.config.max_position_embeddings
+        graph = build_graph(model, "stored" if options.exact else options.weights)
+        compiled = _compile(graph, options)
+        del graph
+        caches = [port for port in compiled.inputs if "cache" in port.any_name]
+        # In u8 some rows of a block of keys hold their scales.
+        self.block_size = min(_fixed(port)[1] for port in caches)
+        self.block_bytes = sum(_block_bytes(port) for port in caches)
+        self.num_blocks = options.kv_cache_bytes // self.block_bytes
+        if self.num_blocks < 1:
+            raise UsageError(f"kv_cache_bytes is {options.kv_cache_bytes}; one block takes {self.block_bytes}")
+        self._request = compiled.create_infer_request()
+        self._cache = [_zeroed(self.num_blocks * _block_bytes(port)) for port in caches]  # OpenVINO only borrows it
+        for port, memory in zip(caches, self._cache, strict=True):
+            self._request.set_tensor(port, _as_tensor(memory, port, self.num_blocks))
+        self._ports = [(name, compiled.input(name)) for name in _STEP_FIELDS]
+        self._compiled = compiled
+
+    def execute(self, output: SchedulerOutput) -> ModelRunnerOutput:
+        """See ModelRunner. The logits are the graph's own output memory, which the next call overwrites."""
+        if not output.requests:
+            return ModelRunnerOutput(np.zeros((0, self.vocab_size), dtype=np.float32))
+        inputs = flatten(output.requests)
+        num_logits = len(inputs.logits_indices)
+        for name, port in self._ports:
+            array = getattr(inputs, name)
+            if name == "logits_indices" and not num_logits:
+                array = _NO_LOGITS  # the graph wants a row; nobody sees it
+            self._request.set_tensor(port, ov.Tensor(array))
+        self._request.infer()
+        logits: npt.NDArray[np.float32] = self._request.get_output_tensor(0).data
+        return ModelRunnerOutput(logits[:num_logits])
+
+    def close(self) -> None:
+        """Frees weights and cache."""
+        del self._request, self._compiled, self._ports, self._cache
+
+
+def _compile(graph: ov.Model, options: OpenVinoOptions) -> ov.CompiledModel:
+    core = ov.Core()
+    settings: dict[str, object] = {"PERFORMANCE_HINT": "LATENCY", "NUM_STREAMS": 1}
+    if options.num_threads:
+        settings["INFERENCE_NUM_THREADS"] = options.num_threads
+    if options.exact:
+        settings |= {
+            "INFERENCE_PRECISION_HINT": "f32",
+            "KV_CACHE_PRECISION": "f32",
+            "DYNAMIC_QUANTIZATION_GROUP_SIZE": 0,
+        }
+    else:
+        has_bf16 = "BF16" in core.get_property("CPU", "OPTIMIZATION_CAPABILITIES")
+        precision = options.kv_cache_precision
+        settings["KV_CACHE_PRECISION"] = ("bf16" if has_bf16 else "f32") if precision == "auto" else precision
+    return core.compile_model(graph, "CPU", settings)
+
+
+def _fixed(port: ov.Output) -> list[int]:
+    """Returns [kv_heads, block_size, width] of a cache input; the first dim, the blocks, is ours to choose."""
+    return [dim.get_length() for dim in list(port.partial_shape)[1:]]
+
+
+def _block_bytes(port: ov.Output) -> int:
+    return int(np.prod(_fixed(port))) * int(port.element_type.size)
+
+
+def _zeroed(num_bytes: int) -> npt.NDArray[np.uint8]:
+    """Returns memory on page borders, which the system hands out as it is written to."""
+    return np.frombuffer(mmap.mmap(-1, num_bytes), dtype=np.uint8)
+
+
+def _as_tensor(memory: npt.NDArray[np.uint8], port: ov.Output, num_blocks: int) -> ov.Tensor:
+    kind = port.element_type
+    return ov.Tensor(memory.view(f"u{kind.size}"), ov.Shape([num_blocks, *_fixed(port)]), kind)
