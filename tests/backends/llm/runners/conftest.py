@@ -10,7 +10,7 @@ import torch
 
 @pytest.fixture(autouse=True)
 def one_torch_thread() -> Iterator[None]:
-    """OpenMP's threads spin while they wait: beside OpenVINO's or on a busy machine two are many times slower than one."""
+    """OpenMP's threads spin while they wait: beside OpenVINO's or on a busy machine two are far slower than one."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield

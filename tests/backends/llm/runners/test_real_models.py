@@ -21,7 +21,7 @@ from backends.llm.runners.openvino import OpenVinoOptions, OpenVinoRunner
 from backends.llm.runners.torch_runner import TorchRunner
 from tests.backends.llm.runners.plain_loop import greedy
 
-SHORT, FULL = (8, 24), (32, 64)
+SHORT, FULL = (6, 16), (32, 64)
 
 
 def _prompts(vocab_size: int, count: int) -> list[list[int]]:
