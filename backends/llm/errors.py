@@ -25,3 +25,18 @@ class LogitsError(ModelkilnError):
 
     exit_code = 1
     kind = "logits"
+
+
+class RequestRefused(ModelkilnError):
+    """The engine does not take a request; nothing was changed.
+
+    Attributes:
+        code: "invalid" (it never fits), "overloaded" (try again later) or "deadline" (cannot be met).
+    """
+
+    exit_code = 1
+    kind = "request_refused"
+
+    def __init__(self, message: str, code: str) -> None:
+        super().__init__(message)
+        self.code = code

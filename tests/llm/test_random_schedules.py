@@ -8,8 +8,8 @@ import random
 import pytest
 
 from backends.llm.engine.config import POLICIES
-from backends.llm.engine.errors import RequestRefused
 from backends.llm.engine.request import FinishReason, Request
+from backends.llm.errors import RequestRefused
 from tests.llm.toy import VOCAB_SIZE, Toy, plain_answer
 
 NUM_SCHEDULES = int(os.environ.get("MODELKILN_RANDOM_SCHEDULES", "150"))  # `make soak` asks for thousands

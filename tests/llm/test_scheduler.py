@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from backends.llm.engine.config import SchedulerConfig
-from backends.llm.engine.errors import RequestRefused
 from backends.llm.engine.request import FinishReason
 from backends.llm.engine.scheduler import _Step
+from backends.llm.errors import RequestRefused
 from tests.llm.toy import Toy, chunks, plain_answer
 
 

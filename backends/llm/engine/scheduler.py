@@ -20,11 +20,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from backends.llm.engine.config import SchedulerConfig
-from backends.llm.engine.errors import RequestRefused
 from backends.llm.engine.kv_cache_manager import KVCacheManager
 from backends.llm.engine.outputs import RequestId, RequestUpdate, ScheduledRequest, SchedulerOutput, SchedulerStats
 from backends.llm.engine.policies import Queue, policy_named
 from backends.llm.engine.request import FinishReason, Request
+from backends.llm.errors import RequestRefused
 
 
 @dataclass(slots=True)
