@@ -23,7 +23,7 @@ import triton.language as tl
 MIN_ROWS = 16  # tl.dot needs 16 rows or more
 
 
-@triton.jit
+@triton.jit  # type: ignore[untyped-decorator]
 def _paged_attention_kernel(  # type: ignore[no-untyped-def]
     out_pointer,  # [num_tokens, num_heads, head_dim]
     query_pointer,  # [num_tokens, num_heads, head_dim]
