@@ -9,7 +9,7 @@ from backends.llm import LLMEngine, SamplingParams
 from backends.llm.engine.config import SchedulerConfig
 from backends.llm.engine.request import FinishReason
 from backends.llm.errors import InvalidRequest, RequestRefused
-from tests.llm.toy import VOCAB_SIZE, ToyRunner, next_token, plain_answer
+from tests.backends.llm.engine.toy import VOCAB_SIZE, ToyRunner, next_token, plain_answer
 
 END = VOCAB_SIZE - 1
 

@@ -10,7 +10,7 @@ import pytest
 from backends.llm.engine.config import POLICIES
 from backends.llm.engine.request import FinishReason, Request
 from backends.llm.errors import RequestRefused
-from tests.llm.toy import VOCAB_SIZE, Toy, plain_answer
+from tests.backends.llm.engine.toy import VOCAB_SIZE, Toy, plain_answer
 
 NUM_SCHEDULES = int(os.environ.get("MODELKILN_RANDOM_SCHEDULES", "150"))  # `make soak` asks for thousands
 

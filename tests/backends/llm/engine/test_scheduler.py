@@ -8,7 +8,7 @@ from backends.llm.engine.config import SchedulerConfig
 from backends.llm.engine.request import FinishReason
 from backends.llm.engine.scheduler import _Step
 from backends.llm.errors import RequestRefused
-from tests.llm.toy import Toy, chunks, plain_answer
+from tests.backends.llm.engine.toy import Toy, chunks, plain_answer
 
 
 def test_prompts_and_decodes_share_a_step():
