@@ -79,7 +79,7 @@ def compare(name: str, device: str) -> None:
 
 def test_the_kernel_in_the_interpreter_equals_plain_attention():
     """In a process of its own: Triton reads TRITON_INTERPRET when a kernel is defined."""
-    script = "from tests.backends.llm.runners.test_paged_attention import CASES, compare\nfor name in CASES: compare(name, 'cpu')"
+    script = f"from {__name__} import CASES, compare\nfor name in CASES: compare(name, 'cpu')"
     environment = {**os.environ, "TRITON_INTERPRET": "1"}
     done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr[-3000:]
