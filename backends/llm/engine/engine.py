@@ -17,10 +17,12 @@ from backends.llm.engine.results import EngineStats, GenerateOutput, StepOutput
 from backends.llm.engine.scheduler import Scheduler
 from backends.llm.engine.sequences import Group
 from backends.llm.engine.sequences import Sequence as AnswerSequence
+from backends.llm.engine.speculator import Speculator
 from backends.llm.engine.step_sampling import sample_step
 from backends.llm.errors import InvalidRequest, RequestRefused
 from backends.llm.runners.base import ModelRunner
 from backends.llm.sampling.answer import Answer, AnswerDelta
+from backends.llm.sampling.ngram import NgramProposer
 from backends.llm.sampling.params import SamplingParams
 from backends.llm.sampling.randomness import seed_from_request_id
 from backends.llm.sampling.sampler import Sampled
@@ -39,6 +41,7 @@ class LLMEngine:
         runner: the model and the paged cache; the engine closes it.
         tokenizer: of the model.
         config: the scheduler's limits; `max_model_len` is cut to what the model and the cache have.
+        num_draft_tokens: what prompt lookup may propose for one request in one step, where it pays; 0 is off.
         clock_ns: a monotonic clock, for deadlines.
     """
 
@@ -48,6 +51,7 @@ class LLMEngine:
         tokenizer: Tokenizer,
         config: SchedulerConfig,
         *,
+        num_draft_tokens: int = 0,
         clock_ns: Callable[[], int] = time.monotonic_ns,
     ) -> None:
         config = replace(config, max_model_len=min(config.max_model_len, runner.max_model_len))
@@ -59,7 +63,8 @@ class LLMEngine:
         self._sequences: dict[RequestId, AnswerSequence] = {}
         self._groups: dict[str, Group] = {}
         self._step_times = StepTimes()
-        self._num_steps = self._num_computed = self._num_output = self._num_draft = self._num_accepted = 0
+        self._speculator = Speculator(NgramProposer(), num_draft_tokens) if num_draft_tokens else None
+        self._num_steps = self._num_computed = self._num_output = 0
         self._num_generated = 0
 
     @classmethod
@@ -152,12 +157,17 @@ class LLMEngine:
         started_ns = self._clock_ns()
         logits = self._runner.execute(output).logits
         sampled, errors = sample_step(output, logits, self._sequences)
-        self._step_times = self._step_times.observed(output.num_tokens, (self._clock_ns() - started_ns) / 1e9)
+        seconds = (self._clock_ns() - started_ns) / 1e9
+        self._step_times = self._step_times.observed(output.num_tokens, seconds)
+        if self._speculator:
+            self._speculator.observe(output, seconds)
         # What failed leaves first: keys and values of a NaN must not be published for others to find.
         for request_id, error in errors.items():
             outputs += self._fail(self._sequences[request_id], error)
         updates = self.scheduler.update_from_output(output, {i: s.token_ids for i, s in sampled.items()})
         outputs += [self._advance(update, sampled[update.request.request_id]) for update in updates]
+        if self._speculator:
+            self._speculate(self._speculator)
         self._num_steps += 1
         self._num_computed += output.num_tokens
         return outputs
@@ -206,8 +216,8 @@ class LLMEngine:
             num_steps=self._num_steps,
             num_computed_tokens=self._num_computed,
             num_output_tokens=self._num_output,
-            num_draft_tokens=self._num_draft,
-            num_accepted_tokens=self._num_accepted,
+            num_draft_tokens=self._speculator.controller.num_drafts if self._speculator else 0,
+            num_accepted_tokens=self._speculator.controller.num_accepted if self._speculator else 0,
         )
 
     def close(self) -> None:
@@ -268,16 +278,22 @@ class LLMEngine:
     def _advance(self, update: RequestUpdate, sampled: Sampled) -> StepOutput:
         """Brings an answer up to date with the tokens of a step."""
         sequence = self._sequences[update.request.request_id]
-        num_drafts = len(sequence.draft.token_ids)
-        self._num_draft += num_drafts
-        self._num_accepted += update.num_accepted_drafts
         self._start_held(sequence.group)
         delta = sequence.answer.add(update.new_token_ids, sampled.logprobs, update.request.finish_reason)
+        if self._speculator:
+            self._speculator.advanced(sequence, update.num_accepted_drafts)
         self._num_output += len(delta.token_ids)
         if delta.finish_reason is not None:
             self.scheduler.finish(sequence.request_id, delta.finish_reason)
             return self._ended(sequence, delta)
         return StepOutput(sequence.group.request_id, sequence.index, delta, sequence.usage, is_last=False)
+
+    def _speculate(self, speculator: Speculator) -> None:
+        """Proposes the next step's drafts."""
+        decoding = [r.request_id for r in self.scheduler.running if r.num_uncomputed_tokens == 1]
+        speculator.propose(decoding, self._sequences)
+        for request_id in decoding:
+            self.scheduler.set_drafts(request_id, self._sequences[request_id].draft.token_ids)
 
     def _start_held(self, group: Group) -> None:
         """Starts the other answers of a request, now that the first has computed the prompt."""
@@ -311,6 +327,8 @@ class LLMEngine:
         """Forgets an answer, and its request with the last one."""
         group = sequence.group
         self._sequences.pop(sequence.request_id, None)
+        if self._speculator:
+            self._speculator.remove(sequence.request_id)
         is_last = group.has_ended
         if is_last:
             del self._groups[group.request_id]

@@ -38,7 +38,9 @@ def sample_step(
         if request.wants_prompt_logits:
             _keep_prompt_logprobs(sequence, scheduled.num_computed_tokens, mine)
         if scheduled.num_computed_tokens + len(scheduled.token_ids) >= request.num_tokens:
-            ask = SampleRequest(sequence.sampler, sequence.draft.first(len(request.draft_token_ids)))
+            # The scheduler may have had room for fewer drafts than were proposed.
+            sequence.draft = sequence.draft.first(len(request.draft_token_ids))
+            ask = SampleRequest(sequence.sampler, sequence.draft)
             wanted.append((request.request_id, ask))
             rows.append(mine[len(mine) - ask.num_rows :])
     if not wanted:

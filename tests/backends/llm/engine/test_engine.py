@@ -9,6 +9,8 @@ from backends.llm import LLMEngine, SamplingParams
 from backends.llm.engine.config import SchedulerConfig
 from backends.llm.engine.request import FinishReason
 from backends.llm.errors import InvalidRequest, RequestRefused
+from backends.llm.sampling.ngram import NgramProposer
+from backends.llm.sampling.proposer import Draft
 from tests.backends.llm.engine.toy import VOCAB_SIZE, ToyRunner, next_token, plain_answer
 
 END = VOCAB_SIZE - 1
@@ -42,10 +44,14 @@ class Clock:
         return self.now_ns
 
 
-def make_engine(num_blocks=64, clock=None, **config):
+def make_engine(num_blocks=64, clock=None, num_draft_tokens=0, **config):
     defaults = {"max_num_seqs": 8, "max_num_batched_tokens": 16, "max_model_len": 128}
     return LLMEngine(
-        ToyRunner(num_blocks, 4), ToyTokenizer(), SchedulerConfig(**{**defaults, **config}), clock_ns=clock or Clock()
+        ToyRunner(num_blocks, 4),
+        ToyTokenizer(),
+        SchedulerConfig(**{**defaults, **config}),
+        num_draft_tokens=num_draft_tokens,
+        clock_ns=clock or Clock(),
     )
 
 
@@ -270,3 +276,53 @@ def test_a_salt_keeps_prefixes_apart():
         engine.add_request("a", [*range(8)], SamplingParams(max_tokens=1), cache_salt=salt)
         (output,) = run(engine)[("a", 0)]
         assert output.usage.num_cached_tokens == cached
+
+
+def looping(engine, token_ns=100_000):
+    """Makes the toy model repeat the token of eleven tokens ago, so that prompt lookup is right; a step takes 10 ms."""
+
+    def execute(output, real=engine._runner.execute):
+        result = real(output)
+        engine._clock_ns.now_ns += 10_000_000 + token_ns * output.num_tokens
+        row = 0
+        for scheduled in output.requests:
+            tokens = engine._sequences[scheduled.request_id].request.token_ids
+            tokens = [*tokens[: scheduled.num_computed_tokens], *scheduled.token_ids]
+            for end in range(len(tokens) - scheduled.num_logits, len(tokens)):
+                result.logits[row] = 0.0
+                result.logits[row, tokens[end - 10]] = 1.0
+                row += 1
+        return result
+
+    engine._runner.execute = execute
+    return engine
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.5])
+def test_speculation_gives_the_tokens_of_plain_decoding_in_fewer_steps(temperature):
+    prompts = [[*range(i, i + 11), *range(i, i + 4)] for i in range(3)]
+    params = SamplingParams(max_tokens=40, ignore_eos=True, temperature=temperature, seed=3)
+    plain = looping(make_engine(max_num_batched_tokens=64))
+    fast = looping(make_engine(max_num_batched_tokens=64, num_draft_tokens=6))
+    expected = [r.outputs[0].token_ids for r in plain.generate(prompts, params)]
+    found = [r.outputs[0].token_ids for r in fast.generate(prompts, params)]
+    if temperature == 0:
+        assert found == expected
+        assert fast.stats().num_steps < plain.stats().num_steps / 2
+        assert fast.stats().acceptance_rate > 0.9
+    assert fast.stats().scheduler.num_free_blocks == 64 and plain.stats().acceptance_rate is None
+
+
+def test_drafts_that_are_wrong_change_no_token_and_are_soon_not_asked_for(monkeypatch):
+    def propose(self, num_drafts):
+        return {request_id: Draft((1, 2, 3)[:count]) for request_id, count in num_drafts.items()}
+
+    monkeypatch.setattr(NgramProposer, "propose", propose)
+    prompts = [[*range(i, i + 11), *range(i, i + 4)] for i in range(3)]
+    params = SamplingParams(max_tokens=60, ignore_eos=True)
+    plain, fast = (
+        looping(make_engine(max_num_batched_tokens=64, num_draft_tokens=n), token_ns=5_000_000) for n in (0, 3)
+    )
+    found = [[r.outputs[0].token_ids for r in engine.generate(prompts, params)] for engine in (plain, fast)]
+    assert found[0] == found[1]
+    assert 0 < fast.stats().num_draft_tokens < 60
