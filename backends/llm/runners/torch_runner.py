@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -11,6 +13,32 @@ from backends.llm.loaders.base import LoadedModel
 from backends.llm.models.attention import plain_attention
 from backends.llm.models.decoder import Decoder
 from backends.llm.runners.step_inputs import StepInputs, flatten
+from compiler.errors import UsageError
+
+
+@dataclass(frozen=True)
+class TorchOptions:
+    """How large the cache is.
+
+    Attributes:
+        kv_cache_bytes: memory for keys and values in float32; the number of blocks follows from it.
+    """
+
+    kv_cache_bytes: int = 1 << 28
+    block_size: int = 16
+
+
+def torch_runner(model: LoadedModel, options: TorchOptions) -> TorchRunner:
+    """Returns a runner with as many blocks as the memory holds.
+
+    Raises:
+        UsageError: it holds none.
+    """
+    config = model.config
+    block_bytes = 2 * 4 * config.num_hidden_layers * options.block_size * config.num_key_value_heads * config.head_dim
+    if options.kv_cache_bytes < block_bytes:
+        raise UsageError(f"kv_cache_bytes is {options.kv_cache_bytes}; one block takes {block_bytes}")
+    return TorchRunner(model, num_blocks=options.kv_cache_bytes // block_bytes, block_size=options.block_size)
 
 
 class TorchRunner:
