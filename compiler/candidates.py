@@ -23,6 +23,7 @@ from compiler.precision import (
     refuse_unsupported,
     runnable,
 )
+from compiler.precision.costs import compare
 from compiler.spec import AUTO, ModelSpec
 from compiler.targets.onnxruntime import open_session, write_onnx
 from compiler.targets.registry import SOURCE_FILE, TARGET_NAMES, Runner, target_named
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 References = Mapping[str, Mapping[str, AnyArray]]
 
 ROUNDS, CALLS, WARMUP = 7, 3, 2
+HALF = ("fp16", "bf16")
 
 
 @dataclass(frozen=True)
@@ -149,7 +151,7 @@ def _auto_precisions(target: str, spec: ModelSpec) -> tuple[str, ...]:
     found = target_named(target)
     precisions = runnable(target)
     if found.instance_kind == "KIND_CPU":
-        precisions = tuple(p for p in precisions if p not in ("fp16", "bf16") or p in found.computed)
+        precisions = tuple(p for p in precisions if p not in HALF or p in found.computed)
     return precisions if spec.calibration else tuple(p for p in precisions if p != "int8")
 
 
@@ -190,6 +192,10 @@ def build_candidate(
             run, judged_on = open_session(folder, spec.serving.threads, SOURCE_FILE), SOURCE_FILE
         parity = verify(run, cases, references, spec.tolerance_for(choice.precision), on_case)
         refused = failure_text(parity, target.limits)
+        written_half = choice.precision in HALF and choice.precision not in target.computed
+        if not refused and written_half and target.instance_kind == "KIND_CPU":
+            note = _half_against_fp32(exported, spec, choice, cases, references, folder.parent, run)
+            facts = {**facts, "notes": [*facts.get("notes", ()), note]}
     except ModelRefused as error:
         refused = str(error)
     except EnvironmentLacks as error:
@@ -197,6 +203,32 @@ def build_candidate(
             raise
         refused = error.message  # a target whose package is not here is no candidate
     return Candidate(choice, folder, tuple(reports), facts, parity, refused, judged_on, stats)
+
+
+def _half_against_fp32(
+    exported: ir.Model,
+    spec: ModelSpec,
+    choice: Choice,
+    cases: Sequence[Case],
+    references: References,
+    work: Path,
+    run: Runner,
+) -> str:
+    """Times a half-precision file against fp32 of the same model: a CPU has few kernels for it, and casts instead."""
+    target, folder, inputs = target_named(choice.target), work / "fp32", best_case(spec).inputs
+    folder.mkdir()
+    single = Choice(choice.target, "fp32")
+    model, _ = optimise(exported, spec, single, cases, references, work / "judged")
+    target.write(model, folder, spec)
+    fp32 = target.open(folder, spec.serving.threads)
+    assert fp32 is not None, "what runs in half precision runs in fp32"
+    timed = compare(lambda: run(inputs), lambda: fp32(inputs))
+    verdict = "slower than" if timed.low > 1 else "faster than" if timed.high < 1 else "as fast as"
+    return (
+        f"{choice.precision} is {verdict} fp32 on this CPU: {timed.ratio:.2f} times its latency at the opt sizes "
+        f"({timed.first_ms:.3g} against {timed.second_ms:.3g} ms, half of the rounds within {timed.low:.2f} to "
+        f"{timed.high:.2f}). Half precision pays on a GPU; on a CPU take fp32 or int8"
+    )
 
 
 def time_candidates(candidates: Sequence[Candidate], spec: ModelSpec, case: Case) -> list[Candidate]:
@@ -258,7 +290,7 @@ def optimise(
     before, after = [s for s in steps if not s.fuses], [s for s in steps if s.fuses]
     judge = _cheapest(cases)
     model, reports = run_passes(before, model, spec, "fp32", judge, references, work)
-    half = choice.precision in ("fp16", "bf16") and choice.precision not in target_named(choice.target).computed
+    half = choice.precision in HALF and choice.precision not in target_named(choice.target).computed
     if half:
         model, report = _convert(model, spec, choice)
         reports.append(report)
