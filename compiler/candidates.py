@@ -219,8 +219,8 @@ def _half_against_fp32(
     folder.mkdir()
     single = Choice(choice.target, "fp32")
     model, _ = optimise(exported, spec, single, cases, references, work / "judged")
-    target.write(model, folder, spec)
-    fp32 = target.open(folder, spec.serving.threads)
+    facts = target.write(model, folder, replace(spec, target=choice.target, precision="fp32"))
+    fp32 = target.open(folder, spec.serving.threads, facts)
     assert fp32 is not None, "what runs in half precision runs in fp32"
     timed = compare(lambda: run(inputs), lambda: fp32(inputs))
     verdict = "slower than" if timed.low > 1 else "faster than" if timed.high < 1 else "as fast as"
