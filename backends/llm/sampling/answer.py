@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from backends.llm.engine.request import FinishReason
 from backends.llm.sampling.detokenizer import Detokenizer
@@ -26,8 +27,7 @@ class Usage:
     num_output_tokens: int
 
 
-@dataclass(frozen=True, slots=True)
-class AnswerDelta:
+class AnswerDelta(NamedTuple):
     """What one step adds to an answer.
 
     Attributes:

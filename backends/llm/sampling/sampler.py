@@ -9,7 +9,7 @@ One argmax over the whole block serves all greedy rows and finds every NaN; rows
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -25,8 +25,7 @@ from backends.llm.sampling.state import SamplerState
 Floats = npt.NDArray[np.float32]
 
 
-@dataclass(frozen=True, slots=True)
-class SampleRequest:
+class SampleRequest(NamedTuple):
     """One answer that gets its next token in this step, or several where drafts are accepted.
 
     Attributes:
@@ -44,8 +43,7 @@ class SampleRequest:
         return 1 + len(self.draft.token_ids)
 
 
-@dataclass(frozen=True, slots=True)
-class Sampled:
+class Sampled(NamedTuple):
     """The next tokens of one answer: the accepted drafts and one token more. It may go on behind a stop token.
 
     Attributes:
