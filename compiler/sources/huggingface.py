@@ -14,7 +14,7 @@ from compiler.errors import EnvironmentLacks, ModelkilnError, ModelRefused, did_
 from compiler.export import Exported, export_onnx
 from compiler.source_spec import HuggingFaceSource
 from compiler.sources.base import OpenedSource, opened_module
-from compiler.sources.huggingface_folder import ModelFolder, read_folder
+from compiler.sources.huggingface_folder import ModelFolder, read_folder, tensor_places
 from compiler.sources.weights import read_safetensors, read_tensor_pickle, some
 from compiler.spec import ModelSpec
 
@@ -55,18 +55,9 @@ def open_huggingface(spec: ModelSpec, source: HuggingFaceSource, trust_pickle: b
 
 def _read_state(folder: ModelFolder, shown: str) -> dict[str, torch.Tensor]:
     """Returns the tensors of all weight files by name: what the files hold counts, not what the index lists."""
-    state: dict[str, torch.Tensor] = {}
-    where: dict[str, str] = {}
-    for name in folder.weights:
-        read = read_tensor_pickle if folder.is_pickle else read_safetensors
-        for tensor, value in read(folder.path / name, f"{shown}/{name}").items():
-            if tensor in where:
-                raise ModelRefused(f"{shown}: tensor '{tensor}' is in two files: {where[tensor]} and {name}")
-            state[tensor], where[tensor] = value, name
-    for tensor, name in folder.named.items():
-        if where.get(tensor) != name:
-            raise ModelRefused(f"{shown}/{folder.index}: tensor '{tensor}' is not in {name}, where the index puts it")
-    return state
+    read = read_tensor_pickle if folder.is_pickle else read_safetensors
+    files = {name: read(folder.path / name, f"{shown}/{name}") for name in folder.weights}
+    return {tensor: files[name][tensor] for tensor, name in tensor_places(folder, files, shown).items()}
 
 
 def _build(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import stat
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -58,9 +59,12 @@ def read_folder(spec: ModelSpec, source: HuggingFaceSource) -> ModelFolder:
         ModelRefused: a file is missing, is a link, names code to run, or lies outside the folder.
     """
     path = resolve_folder(spec.at("source", "huggingface"), source.huggingface, spec.path.parent)
-    shown = source.huggingface
-    config = _read_json(path, CONFIG, shown)
-    _refuse_code(config, shown)
+    return read_model_folder(path, source.huggingface)
+
+
+def read_model_folder(path: Path, shown: str) -> ModelFolder:
+    """Reads `config.json` of a folder and finds its weight files, as `read_folder` does; `shown` names it in errors."""
+    config = read_config(path, shown)
     for one, index, pattern in (SAFETENSORS, PICKLES):
         names, named, has_index = _weight_files(path, one, index, pattern, shown)
         if names:
@@ -71,6 +75,34 @@ def read_folder(spec: ModelSpec, source: HuggingFaceSource) -> ModelFolder:
     )
 
 
+def read_config(path: Path, shown: str) -> dict[str, Any]:
+    """Returns the content of a folder's `config.json`, which names no code and no quantisation."""
+    config = read_json(path, CONFIG, shown)
+    _refuse_code(config, shown)
+    return config
+
+
+def tensor_places(folder: ModelFolder, names: Mapping[str, Iterable[str]], shown: str) -> dict[str, str]:
+    """Returns the file of each tensor: what the files hold counts, not what the index lists.
+
+    Args:
+        names: the tensors that each weight file holds.
+
+    Raises:
+        ModelRefused: a tensor is in two files, or not where the index puts it.
+    """
+    where: dict[str, str] = {}
+    for file, tensors in names.items():
+        for tensor in tensors:
+            if tensor in where:
+                raise ModelRefused(f"{shown}: tensor '{tensor}' is in two files: {where[tensor]} and {file}")
+            where[tensor] = file
+    for tensor, file in folder.named.items():
+        if where.get(tensor) != file:
+            raise ModelRefused(f"{shown}/{folder.index}: tensor '{tensor}' is not in {file}, where the index puts it")
+    return where
+
+
 def _weight_files(
     path: Path, one: str, index: str, pattern: str, shown: str
 ) -> tuple[tuple[str, ...], dict[str, str], bool]:
@@ -79,7 +111,7 @@ def _weight_files(
     An index may leave out tensors, or whole shards: what the folder holds under a shard's name counts too.
     """
     if (path / index).is_symlink() or (path / index).exists():
-        named = _read_json(path, index, shown).get("weight_map")
+        named = read_json(path, index, shown).get("weight_map")
         if not isinstance(named, dict) or not all(isinstance(v, str) for v in named.values()):
             raise ModelRefused(f"{shown}/{index} has no 'weight_map' from tensors to files")
         for tensor, file in named.items():
@@ -99,7 +131,8 @@ def _weight_files(
     return tuple(names), named, has_index
 
 
-def _read_json(path: Path, name: str, shown: str) -> dict[str, Any]:
+def read_json(path: Path, name: str, shown: str) -> dict[str, Any]:
+    """Returns the JSON object in a plain file of a folder."""
     size = _check_plain(path / name, f"{shown}/{name}")
     if size > MAX_JSON_BYTES:
         raise ModelRefused(f"{shown}/{name} has {size} bytes; allowed: {MAX_JSON_BYTES}")
@@ -146,7 +179,9 @@ def _refuse_code(config: dict[str, Any], shown: str) -> None:
         elif isinstance(value, list):
             pending += [(place, child) for child in value]
     if "quantization_config" in config:
+        quantization = config["quantization_config"]
+        method = str(quantization.get("quant_method", "unnamed") if isinstance(quantization, dict) else quantization)
         raise ModelRefused(
-            f"{shown}/{CONFIG} has 'quantization_config': its weights are not plain tensors",
+            f"{shown}/{CONFIG} has 'quantization_config': its weights are not plain tensors ({method[:40]})",
             hint="use the folder of the model before it was quantised",
         )

@@ -1,4 +1,4 @@
-"""Models from disk, as configuration and weights: GGUF files. Nothing here runs code that a model brings."""
+"""Models from disk, as configuration and weights: GGUF files, Hugging Face folders. No code of a model runs."""
 
 from __future__ import annotations
 
@@ -17,8 +17,12 @@ def load_model(path: str | Path) -> LoadedModel:
         ModelRefused: no such file, or a model that is damaged or not supported.
     """
     path = Path(path)
+    if path.is_dir():
+        from backends.llm.loaders.huggingface_model import load_folder
+
+        return load_folder(path)
     if path.suffix == ".gguf":
         from backends.llm.loaders.gguf_model import load_gguf
 
         return load_gguf(path)
-    raise ModelRefused(f"{path} is no model; allowed: a .gguf file")
+    raise ModelRefused(f"{path} is no model; allowed: a .gguf file, or a folder with config.json and safetensors")

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, BinaryIO
 from backends.llm.loaders.gguf_header import HeaderReader
 from backends.llm.loaders.gguf_metadata import Metadata, Value
 from backends.llm.loaders.gguf_types import TYPES, TensorType
+from backends.llm.loaders.stored_bytes import read_bytes
 from compiler.errors import ModelRefused, one_of
 
 if TYPE_CHECKING:
@@ -66,18 +67,8 @@ class GgufFile:
         Raises:
             ModelRefused: the file was made shorter since it was opened.
         """
-        import numpy as np
-
         info = self.tensors[name]
-        data = np.empty(info.nbytes, np.uint8)
-        view = data.data
-        done = 0
-        while done < info.nbytes:
-            count = os.preadv(self._file.fileno(), [view[done:]], info.offset + done)
-            if not count:
-                raise ModelRefused(f"{self.shown} changed while it was read: tensor '{name}' is cut off")
-            done += count
-        return data
+        return read_bytes(self._file, info.offset, info.nbytes, f"{self.shown}: tensor '{name}'")
 
 
 def open_gguf(path: Path) -> GgufFile:

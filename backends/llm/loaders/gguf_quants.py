@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from backends.llm.loaders.base import DenseWeight, GroupedWeight, Weight
 from backends.llm.loaders.gguf_types import TensorType
+from backends.llm.loaders.stored_bytes import plain_dtype
 
 Bytes = npt.NDArray[np.uint8]
 Floats = npt.NDArray[np.float32]
@@ -58,7 +59,7 @@ class Format:
 def dequantize(data: Bytes, kind: TensorType, shape: tuple[int, ...]) -> npt.NDArray[Any]:
     """Returns the values of a tensor's bytes: float32, or the type they are stored in where they are plain numbers."""
     if kind.name in _PLAIN:
-        plain: npt.NDArray[Any] = data.view(_plain_dtype(kind.name))
+        plain: npt.NDArray[Any] = data.view(plain_dtype(kind.name))
         return plain.reshape(shape)
     form = FORMATS[kind.name]
     blocks = data.reshape(-1, kind.block_bytes)
@@ -101,14 +102,6 @@ def weight_from_bytes(data: Bytes, kind: TensorType, shape: tuple[int, ...]) -> 
 
 
 _PLAIN = ("F32", "F16", "BF16")
-
-
-def _plain_dtype(name: str) -> Any:
-    if name == "BF16":
-        import ml_dtypes
-
-        return ml_dtypes.bfloat16
-    return {"F32": "<f4", "F16": "<f2"}[name]
 
 
 def _half(data: Bytes) -> Floats:
