@@ -37,6 +37,7 @@ class TensorRange:
         clipped: share of the values outside, 0 to 1.
         bulk_levels: how many of 256 levels the middle 99.8% of the values get.
         finite: False where NaN or infinity was seen.
+        fell_back: True where a percentile would have left nothing but 0, and the range is min-max.
     """
 
     low: float
@@ -45,6 +46,7 @@ class TensorRange:
     clipped: float
     bulk_levels: int
     finite: bool
+    fell_back: bool = False
 
 
 class _Statistics:
@@ -100,10 +102,13 @@ def collect_ranges(
     for name, found in seen.items():
         low, high, clipped = exact.get(name, (found.low, found.high, 0.0))
         low, high = min(low, 0.0), max(high, 0.0)
+        # Rare values among zeros (a sparse activation) are all there is to keep: a range of 0 would clip each of them.
+        if fell_back := low == high and found.low != found.high:
+            low, high, clipped = min(found.low, 0.0), max(found.high, 0.0), 0.0
         step = (high - low) / 255 or 1.0
         bulk_low, bulk_high = (float(np.clip(v, low, high)) for v in found.bulk(0.002))
         levels = round(bulk_high / step) - round(bulk_low / step) + 1
-        ranges[name] = TensorRange(low, high, found.count, clipped, levels, found.finite)
+        ranges[name] = TensorRange(low, high, found.count, clipped, levels, found.finite, fell_back)
     return ranges
 
 
@@ -121,9 +126,16 @@ def _percentiles(
             flat = np.asarray(array, dtype=np.float32).reshape(-1)
             flat = flat[np.isfinite(flat)]
             bottom, top = ends.get(name, (flat[:0], flat[:0]))
+            count = keep[name]
+            if flat.size > 2 * count:
+                # Only the ends are ever sorted.
+                flat = np.partition(flat, (count, flat.size - count))
+                low_end, high_end = flat[:count], flat[-count:]
+            else:
+                low_end = high_end = flat
             ends[name] = (
-                np.sort(np.concatenate([bottom, flat]))[: keep[name]],
-                np.sort(np.concatenate([top, flat]))[-keep[name] :],
+                np.sort(np.concatenate([bottom, low_end]))[:count],
+                np.sort(np.concatenate([top, high_end]))[-count:],
             )
     result = {}
     for name, (bottom, top) in ends.items():
@@ -145,6 +157,12 @@ def range_notes(ranges: Mapping[str, TensorRange], options: CalibrationOptions) 
         notes.append(
             f"percentile {options.percentile:g} clips values of {len(clipped)} tensors; the most of '{worst}': "
             f"{clipped[worst].clipped:.3%}"
+        )
+    fell_back = sorted(n for n, r in ranges.items() if r.fell_back)
+    if fell_back:
+        notes.append(
+            f"percentile {options.percentile:g} would clip all that is not 0 of {len(fell_back)} tensor(s), such as "
+            f"'{fell_back[0]}': their ranges are min-max"
         )
     stretched = {n: r for n, r in ranges.items() if r.bulk_levels < _FEW_LEVELS and r.high > r.low}
     if stretched and options.method == "minmax":

@@ -36,6 +36,8 @@ def convert_half(model: ir.Model, precision: str, samples: Samples, options: Cal
         reasons.setdefault(name, reason)
     nodes = {n.name or "": n for n in base.graph}
     free = [name for name, node in nodes.items() if name not in reasons and _is_convertible(base, node, half)]
+    if not free:
+        raise _nothing_to_convert(precision, nodes, reasons)
     judged = judge_samples(base, samples)
 
     def build(back: Set[str]) -> tuple[ir.Model, dict[str, int]]:
@@ -45,8 +47,9 @@ def convert_half(model: ir.Model, precision: str, samples: Samples, options: Cal
         return copy, counts
 
     threshold = options.threshold(precision)
+    # Everything in fp32 is no half-precision graph: one node always stays.
     judge = Judge(base, lambda back: emulated(build(back)[0]), judged, threshold)
-    found = find_holds(judge, judge.probe, free, threshold, options.max_runs)
+    found = find_holds(judge, judge.probe, free, threshold, options.max_runs, keep_one=True)
     if not found.reached:
         raise ModelRefused(
             f"precision {precision}: agreement with fp32 is {found.score:.6f} at best, {threshold:g} is asked "
@@ -63,6 +66,17 @@ def convert_half(model: ir.Model, precision: str, samples: Samples, options: Cal
         *_cost_notes(held),
     )
     return PrecisionResult(result, precision, held, notes, {**counts, "held_nodes": len(held)}, found.score)
+
+
+def _nothing_to_convert(precision: str, nodes: Mapping[str, ir.Node], reasons: Mapping[str, str]) -> ModelRefused:
+    """Returns the refusal of a graph without a node that could be half: it would ship in fp32 under another name."""
+    held = [f"{nodes[n].op_type} '{n}': {reason}" for n, reason in reasons.items() if _has_float(nodes[n])]
+    types = sorted({v.dtype.name.lower() for node in nodes.values() for v in node.outputs if v.dtype is not None})
+    found = "; ".join(held[:3]) or f"its values are {', '.join(types) or 'of no known type'}, none is float32"
+    return ModelRefused(
+        f"precision {precision}: no node of the graph can be {precision}: {found}",
+        hint="precision fp32 keeps the types that the graph has",
+    )
 
 
 def _costly(found: SearchResult, precision: str) -> dict[str, str]:

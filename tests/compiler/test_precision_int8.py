@@ -195,6 +195,39 @@ def test_b17_a_graph_output_of_a_gemm_and_a_tensor_without_data():
         convert(graph("(float[N] x) => (float[N] y) { y = Relu(x) }"), "int8", "onnxruntime", [{"x": f32(1)}])
 
 
+def test_b17_a_percentile_that_would_clip_every_value_falls_back_to_min_max():
+    """9,999 zeros and a 5: 99.9% of the values are 0, and a range of 0 would make the 5 a 0."""
+    values = np.zeros(10_000, np.float32)
+    values[17] = 5
+    model = graph("(float[N] x) => (float[N] y) { y = Relu(x) }")
+    options = CalibrationOptions(method="percentile", percentile=99.9)
+    ranges = collect_ranges(model, ["x"], [{"x": values}], options)
+    assert (ranges["x"].low, ranges["x"].high, ranges["x"].clipped) == (0.0, 5.0, 0.0)
+    [note] = [n for n in range_notes(ranges, options) if "min-max" in n]
+    assert note.startswith("percentile 99.9 would clip all that is not 0 of 1 tensor(s), such as 'x'")
+    # Zeros alone have no other range.
+    assert not collect_ranges(model, ["x"], [{"x": np.zeros(9, np.float32)}], options)["x"].fell_back
+
+
+def test_b17_where_no_tensor_has_a_value_the_refusal_names_them():
+    model = graph("(float[N,8] x) => (float[N,4] y) { y = Gemm(x, w) }", w=np.ones((8, 4), np.float32))
+    for method in ("minmax", "percentile"):
+        with pytest.raises(ModelRefused, match=r"\(Gemm\): its input 'x' has no calibration data"):
+            convert(model, "int8", "onnxruntime", [{"x": np.zeros((0, 8), np.float32)}],
+                    calibration=CalibrationOptions(method=method))  # fmt: skip
+
+
+@pytest.mark.parametrize("method", ["minmax", "percentile"])
+def test_percentiles_are_those_of_numpy_whatever_the_batches(method):
+    values = np.random.default_rng(0).standard_normal(5000).astype(np.float32)
+    model = graph("(float[N] x) => (float[N] y) { y = Relu(x) }")
+    options = CalibrationOptions(method=method, percentile=99)
+    want = (values.min(), values.max()) if method == "minmax" else tuple(np.percentile(values, [0.5, 99.5]))
+    for parts in (1, 7, 5000):
+        found = collect_ranges(model, ["x"], [{"x": p} for p in np.array_split(values, parts)], options)["x"]
+        assert np.allclose((found.low, found.high), want, atol=1e-6)
+
+
 @pytest.mark.parametrize("method", ["minmax", "percentile"])
 def test_b18_scales_do_not_depend_on_the_calibration_batch(method):
     rng = np.random.default_rng(3)
