@@ -127,13 +127,13 @@ def _weight_files(
             [one] if (path / one).is_symlink() or (path / one).exists() else sorted(p.name for p in path.glob(pattern))
         )
     for name in names:
-        _check_plain(path / name, f"{shown}/{name}")
+        check_plain(path / name, f"{shown}/{name}")
     return tuple(names), named, has_index
 
 
 def read_json(path: Path, name: str, shown: str) -> dict[str, Any]:
     """Returns the JSON object in a plain file of a folder."""
-    size = _check_plain(path / name, f"{shown}/{name}")
+    size = check_plain(path / name, f"{shown}/{name}")
     if size > MAX_JSON_BYTES:
         raise ModelRefused(f"{shown}/{name} has {size} bytes; allowed: {MAX_JSON_BYTES}")
     try:
@@ -145,7 +145,7 @@ def read_json(path: Path, name: str, shown: str) -> dict[str, Any]:
     return content
 
 
-def _check_plain(path: Path, shown: str) -> int:
+def check_plain(path: Path, shown: str) -> int:
     """Returns the size of a regular file; refuses links and all else before anything is opened."""
     try:
         found = path.lstat()

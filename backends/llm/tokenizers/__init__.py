@@ -1,4 +1,4 @@
-"""Tokenizers from disk: of GGUF files."""
+"""Tokenizers from disk: of GGUF files, of Hugging Face folders."""
 
 from __future__ import annotations
 
@@ -11,14 +11,18 @@ __all__ = ["Tokenizer", "load_tokenizer"]
 
 
 def load_tokenizer(path: str | Path) -> Tokenizer:
-    """Builds the tokenizer of a GGUF file.
+    """Builds the tokenizer of a GGUF file or a Hugging Face folder.
 
     Raises:
         ModelRefused: no such file, or a tokenizer that is damaged or not supported.
     """
     path = Path(path)
+    if path.is_dir():
+        from backends.llm.tokenizers.folder_tokenizer import load_folder_tokenizer
+
+        return load_folder_tokenizer(path)
     if path.suffix == ".gguf":
         from backends.llm.tokenizers.gguf_tokenizer import load_gguf_tokenizer
 
         return load_gguf_tokenizer(path)
-    raise ModelRefused(f"{path} is no model; allowed: a .gguf file")
+    raise ModelRefused(f"{path} is no model; allowed: a .gguf file, or a folder with tokenizer.json")

@@ -65,11 +65,7 @@ class TextTokenizer:
         return ids
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
-        """Returns the text of tokens; bytes that are no UTF-8 become U+FFFD.
-
-        Raises:
-            ModelRefused: an id that the vocabulary does not have.
-        """
+        """Returns the text of tokens; bytes that are no UTF-8 become U+FFFD."""
         data = b"".join(self._token_bytes(i, with_special=not skip_special_tokens) for i in token_ids)
         return data.decode(errors="replace").removeprefix(" " if self._strips_space else "")
 

@@ -1,0 +1,142 @@
+"""The tokenizer of a Hugging Face folder: tokenizer.json and the files beside it, as transformers reads them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+from tokenizers import processors
+
+from backends.llm.tokenizers.chat_template import MAX_TEMPLATE, ChatTemplate
+from backends.llm.tokenizers.text_tokenizer import TextTokenizer, bytes_of_byte_level, bytes_of_sentencepiece
+from compiler.errors import ModelRefused
+from compiler.sources.huggingface_folder import check_plain, read_json
+
+TOKENIZER, SETTINGS, TEMPLATE = "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"
+_SPACE = "\N{LOWER ONE EIGHTH BLOCK}"
+_NAMED = ("bos_token", "eos_token", "unk_token", "pad_token")
+
+
+def load_folder_tokenizer(path: Path) -> TextTokenizer:
+    """Reads the tokenizer and compiles its chat templates.
+
+    Raises:
+        ModelRefused: a file is missing, damaged or a link, or the tokenizer's kind is not supported.
+    """
+    shown = path.name
+    content = read_json(path, TOKENIZER, shown)
+    tokenizer = _parsed(content, f"{shown}/{TOKENIZER}")
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    settings = _optional(path, SETTINGS, shown)
+    named = _named_tokens(_optional(path, "special_tokens_map.json", shown) | settings)
+    _set_ends(tokenizer, settings, named, shown)
+    piece_bytes, strips_space = _how_pieces_become_bytes(content, f"{shown}/{TOKENIZER}")
+    return TextTokenizer(
+        tokenizer,
+        piece_bytes=piece_bytes,
+        strips_space=strips_space,
+        eos_token_ids=_eos_token_ids(path, tokenizer, named, shown),
+        templates=_templates(path, settings, shown),
+        special_tokens=named,
+    )
+
+
+def _optional(path: Path, name: str, shown: str) -> dict[str, Any]:
+    exists = (path / name).exists() or (path / name).is_symlink()
+    return read_json(path, name, shown) if exists else {}
+
+
+def _parsed(content: dict[str, Any], shown: str) -> tokenizers.Tokenizer:
+    try:
+        return tokenizers.Tokenizer.from_str(json.dumps(content))
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # a panic of the library is no Exception
+        raise ModelRefused(f"{shown} is not a valid tokenizer: {' '.join(str(error).split())[:200]}") from error
+
+
+def _named_tokens(settings: Mapping[str, Any]) -> dict[str, str]:
+    """Returns the tokens that have a part, such as "eos_token": a text, or an object with one."""
+    found = {}
+    for name in _NAMED:
+        value = settings.get(name)
+        value = value.get("content") if isinstance(value, dict) else value
+        if isinstance(value, str):
+            found[name] = value
+    return found
+
+
+def _set_ends(
+    tokenizer: tokenizers.Tokenizer, settings: Mapping[str, Any], named: Mapping[str, str], shown: str
+) -> None:
+    """Makes the tokenizer add BOS and EOS as the settings say; where they do not, tokenizer.json's own rule stays."""
+    flags = ("add_bos_token", "add_eos_token")
+    if not any(flag in settings for flag in flags):
+        return
+    parts, ids = ["$A"], []
+    for flag, name in zip(flags, ("bos_token", "eos_token"), strict=True):
+        if not settings.get(flag) or name not in named:
+            continue
+        found = tokenizer.token_to_id(named[name])
+        if found is None:
+            raise ModelRefused(f"{shown}/{SETTINGS}: {name} is {named[name]!r}, which the vocabulary does not have")
+        ids.append((named[name], found))
+        parts = [named[name], *parts] if name == "bos_token" else [*parts, named[name]]
+    tokenizer.post_processor = processors.TemplateProcessing(single=parts, special_tokens=ids)
+
+
+def _how_pieces_become_bytes(content: Mapping[str, Any], shown: str) -> tuple[Callable[[str], bytes], bool]:
+    """Returns the rule, and whether decoding takes a space away; read from the decoder that tokenizer.json names."""
+    decoder = content.get("decoder") or {}
+    steps = decoder.get("decoders", []) if decoder.get("type") == "Sequence" else [decoder]
+    kinds = {step.get("type") for step in steps}
+    if kinds == {"ByteLevel"}:
+        return bytes_of_byte_level, False
+    replaces = any(s.get("type") == "Replace" and s.get("pattern") == {"String": _SPACE} for s in steps)
+    if kinds <= {"Replace", "ByteFallback", "Fuse", "Strip", "Metaspace"} and (replaces or "Metaspace" in kinds):
+        prepends = any(s.get("type") == "Metaspace" and s.get("prepend_scheme") != "never" for s in steps)
+        return bytes_of_sentencepiece, prepends or "Strip" in kinds
+    raise ModelRefused(
+        f"{shown}: the decoder is {' '.join(sorted(map(str, kinds)))}; allowed: ByteLevel, or SentencePiece's "
+        f"(Replace {_SPACE!r}, ByteFallback, Fuse, Strip; Metaspace)"
+    )
+
+
+def _eos_token_ids(path: Path, tokenizer: tokenizers.Tokenizer, named: Mapping[str, str], shown: str) -> frozenset[int]:
+    """Returns the tokens that end an answer: of generation_config.json or else config.json, and the named one."""
+    found: list[Any] = []
+    for name in ("generation_config.json", "config.json"):
+        value = _optional(path, name, shown).get("eos_token_id")
+        if value is not None:
+            found = value if isinstance(value, list) else [value]
+            if not all(type(i) is int and i >= 0 for i in found):
+                raise ModelRefused(f"{shown}/{name}: 'eos_token_id' is {str(value)[:80]!r}; wanted: token ids")
+            break
+    own = tokenizer.token_to_id(named["eos_token"]) if "eos_token" in named else None
+    return frozenset([*found, *([] if own is None else [own])])
+
+
+def _templates(path: Path, settings: Mapping[str, Any], shown: str) -> dict[str, ChatTemplate]:
+    """Returns the chat templates by name: of their own file, or of the settings, which may hold one or a list."""
+    if (path / TEMPLATE).exists() or (path / TEMPLATE).is_symlink():
+        size = check_plain(path / TEMPLATE, f"{shown}/{TEMPLATE}")
+        if size > 4 * MAX_TEMPLATE:
+            raise ModelRefused(f"{shown}/{TEMPLATE} has {size} bytes; allowed: {4 * MAX_TEMPLATE}")
+        try:
+            text = (path / TEMPLATE).read_text(encoding="utf-8")
+        except UnicodeDecodeError as error:
+            raise ModelRefused(f"{shown}/{TEMPLATE} is not UTF-8") from error
+        return {"default": ChatTemplate(text, f"{shown}/{TEMPLATE}")}
+    given = settings.get("chat_template")
+    listed = given if isinstance(given, list) else [{"name": "default", "template": given}] if given else []
+    found = {}
+    for entry in listed:
+        name, source = (entry.get("name"), entry.get("template")) if isinstance(entry, dict) else (None, None)
+        if not isinstance(name, str) or not isinstance(source, str):
+            raise ModelRefused(f"{shown}/{SETTINGS}: 'chat_template' is neither a text nor a list of named ones")
+        found[name] = ChatTemplate(source, f"{shown}/{SETTINGS}: the chat template '{name}'")
+    return found
