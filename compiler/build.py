@@ -10,6 +10,7 @@ from typing import Any
 from compiler.build_order import order_by_need
 from compiler.cache import Cache
 from compiler.errors import UsageError
+from compiler.lock import read_lock, write_lock
 from compiler.manifest import BuildResult
 from compiler.progress import Stage, silent_stage
 from compiler.repository import Repository
@@ -24,11 +25,15 @@ class BuildOptions:
         force: build even where nothing changed.
         trust_pickle: let a source's files run code where they cannot be opened otherwise.
         cache: where results of stages are kept between builds; None for nowhere.
+        locked: build what the lock beside the spec says, or refuse.
+        write_lock: write that lock.
     """
 
     force: bool = False
     trust_pickle: bool = False
     cache: Cache | None = None
+    locked: bool = False
+    write_lock: bool = False
 
 
 DEFAULT_OPTIONS = BuildOptions()
@@ -88,7 +93,19 @@ def read_jobs(paths: Sequence[Path], overrides: Mapping[str, Any] | None = None)
 def build_job(
     job: Job, repository: Repository, options: BuildOptions = DEFAULT_OPTIONS, *, stage: Stage = silent_stage
 ) -> BuildResult:
-    return job.build(repository, options, stage)
+    """Builds and publishes one spec.
+
+    Raises:
+        LockDiffers: with `locked`, before anything is published.
+    """
+    if options.locked:
+        repository = replace(repository, accept=read_lock(job.path).require_result)
+    result = job.build(repository, options, stage)
+    if options.locked and not result.built:
+        repository.accept(result.published.manifest)
+    if options.write_lock:
+        write_lock(job.path, result.published.manifest)
+    return result
 
 
 def _job(root: Node, path: Path, overrides: Mapping[str, Any]) -> Job:
@@ -128,6 +145,12 @@ def _job(root: Node, path: Path, overrides: Mapping[str, Any]) -> Job:
         (),
         pipeline.num_stages(model),
         lambda repo, options, stage: pipeline.compile_model(
-            model, repo, force=options.force, trust_pickle=options.trust_pickle, cache=options.cache, stage=stage
+            model,
+            repo,
+            force=options.force,
+            trust_pickle=options.trust_pickle,
+            cache=options.cache,
+            lock=read_lock(path) if options.locked else None,
+            stage=stage,
         ),
     )

@@ -9,6 +9,7 @@ from typing import Any
 from compiler.calibration_spec import calibration_files
 from compiler.candidates import Choice
 from compiler.fingerprint import code_fingerprint, cpu_description, inputs_fingerprint, sha256_json
+from compiler.metric import metric_files
 from compiler.repository import Published, Repository
 from compiler.sources import source_files, source_packages
 from compiler.spec import AUTO, ModelSpec
@@ -18,7 +19,7 @@ from compiler.targets.registry import TARGET_NAMES, target_named
 def model_fingerprint(spec: ModelSpec, choices: Sequence[Choice]) -> dict[str, Any]:
     """Returns the hashes and versions of all that a model's build reads, but for the code of the factory."""
     packages = (*packages_of(spec), *source_packages(spec))
-    files = {**source_files(spec), **calibration_files(spec)}
+    files = {**source_files(spec), **calibration_files(spec), **metric_files(spec)}
     return {**inputs_fingerprint(spec.document, files, packages), **machine_of(spec, choices)}
 
 
@@ -27,7 +28,7 @@ def machine_of(spec: ModelSpec, choices: Sequence[Choice]) -> dict[str, Any]:
     facts: dict[str, Any] = {}
     for choice in choices:
         facts.update(target_named(choice.target).machine())
-    if AUTO in (spec.target, spec.precision):
+    if AUTO in (spec.target, spec.precision) or spec.slo:
         facts["processor"] = cpu_description()  # what is fastest here need not be elsewhere
     return facts
 

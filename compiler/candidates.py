@@ -14,6 +14,7 @@ from compiler.dtypes import AnyArray
 from compiler.engine_host import host_gpus
 from compiler.errors import EnvironmentLacks, ModelRefused, did_you_mean, one_of
 from compiler.graph_stats import GraphStats, graph_stats
+from compiler.metric import Metric
 from compiler.passes import Pass, num_nodes, passes_for
 from compiler.precision import (
     CalibrationOptions,
@@ -24,6 +25,7 @@ from compiler.precision import (
     runnable,
 )
 from compiler.precision.costs import compare
+from compiler.served import Served
 from compiler.spec import AUTO, ModelSpec
 from compiler.targets.onnxruntime import open_session, write_onnx
 from compiler.targets.registry import SOURCE_FILE, TARGET_NAMES, Runner, target_named
@@ -55,6 +57,7 @@ class PassReport:
 
     Attributes:
         dropped: why the pass's result was thrown away, or an empty string.
+        held: names of the nodes that a lower precision left in fp32.
     """
 
     name: str
@@ -63,6 +66,7 @@ class PassReport:
     nodes_after: int
     notes: tuple[str, ...]
     dropped: str
+    held: tuple[str, ...] = ()
 
     def line(self) -> str:
         """Returns one line for a person."""
@@ -79,6 +83,7 @@ class PassReport:
             "nodes_after": self.nodes_after,
             "notes": list(self.notes),
             "dropped": self.dropped,
+            "held": list(self.held),
         }
 
 
@@ -92,6 +97,8 @@ class Candidate:
         judged_on: the file that parity ran: the shipped one, or source.onnx where this machine cannot run it.
         stats: the cost of the graph that the target was given, at the spec's opt sizes.
         latency_ms: median time of one call at the spec's opt sizes; None where it was not timed.
+        metric: the value of the user's own metric, where the spec names one.
+        served: what it did on a real server, where the spec has an SLO.
         refused: why it cannot be shipped, or an empty string.
     """
 
@@ -104,6 +111,8 @@ class Candidate:
     judged_on: str
     stats: GraphStats | None = None
     latency_ms: float | None = None
+    metric: float | None = None
+    served: Served | None = None
 
     @property
     def num_bytes(self) -> int:
@@ -116,6 +125,8 @@ class Candidate:
             "latency_ms": self.latency_ms,
             "worst_cosine": self.parity.worst_cosine if self.parity else None,
             "max_abs": self.parity.max_abs if self.parity else None,
+            "metric": self.metric,
+            "served": self.served.to_json() if self.served else None,
             "bytes": self.num_bytes,
             "refused": self.refused,
         }
@@ -168,6 +179,7 @@ def build_candidate(
     cases: Sequence[Case],
     references: References,
     folder: Path,
+    metric: Metric | None = None,
     on_case: Callable[[int, int], None] = lambda done, total: None,
 ) -> Candidate:
     """Rewrites, writes and proves one choice; what goes wrong with it is told in `refused`, not raised.
@@ -181,6 +193,7 @@ def build_candidate(
     reports: list[PassReport] = []
     facts: dict[str, Any] = {}
     stats: GraphStats | None = None
+    score: float | None = None
     refused, judged_on = "", target.model_file
     try:
         model, reports = optimise(exported, spec, choice, cases, references, folder.parent / "judged")
@@ -196,13 +209,15 @@ def build_candidate(
         if not refused and written_half and target.instance_kind == "KIND_CPU":
             note = _half_against_fp32(exported, spec, choice, cases, references, folder.parent, run)
             facts = {**facts, "notes": [*facts.get("notes", ()), note]}
+        if metric and not refused:
+            score, refused = metric.judge(run)
     except ModelRefused as error:
         refused = str(error)
     except EnvironmentLacks as error:
         if spec.target != AUTO:
             raise
         refused = error.message  # a target whose package is not here is no candidate
-    return Candidate(choice, folder, tuple(reports), facts, parity, refused, judged_on, stats)
+    return Candidate(choice, folder, tuple(reports), facts, parity, refused, judged_on, stats, metric=score)
 
 
 def _half_against_fp32(
@@ -267,17 +282,6 @@ def choose(candidates: Sequence[Candidate]) -> Candidate:
     return min(proved, key=lambda c: c.latency_ms if c.latency_ms is not None else 0.0)
 
 
-def table(candidates: Sequence[Candidate], chosen: Candidate) -> list[str]:
-    """Returns the comparison of all candidates as lines of text."""
-    lines = [f"{'candidate':<22} {'ms':>8} {'cosine':>10} {'MB':>7}"]
-    for c in sorted(candidates, key=lambda c: (bool(c.refused), c.latency_ms or 0.0)):
-        latency = f"{c.latency_ms:.2f}" if c.latency_ms is not None else "-"
-        cosine = f"{c.parity.worst_cosine:.6f}" if c.parity else "-"
-        mark = "shipped" if c is chosen else c.refused.split("\n")[0][:90]
-        lines.append(f"{c.choice!s:<22} {latency:>8} {cosine:>10} {c.num_bytes / 1e6:>7.1f}  {mark}".rstrip())
-    return lines
-
-
 def optimise(
     model: ir.Model, spec: ModelSpec, choice: Choice, cases: Sequence[Case], references: References, work: Path
 ) -> tuple[ir.Model, list[PassReport]]:
@@ -309,13 +313,16 @@ def _convert(model: ir.Model, spec: ModelSpec, choice: Choice) -> tuple[ir.Model
         samples = calibration_samples(spec, inputs)
     else:
         samples = [dict(case.inputs) for case in precision_cases(spec)]
-    options = CalibrationOptions(min_cosine=spec.tolerance_for(choice.precision).cosine)
+    options = CalibrationOptions(min_cosine=spec.agreement_for(choice.precision))
     if spec.calibration is not None:
         options = replace(options, method=spec.calibration.method, percentile=spec.calibration.percentile)
     result = convert(model, choice.precision, choice.target, samples, calibration=options)
     notes = (*result.notes, *held_lines(result.held))
     name = f"convert_to_{choice.precision}"
-    return result.model, PassReport(name, result.counts, num_nodes(model), num_nodes(result.model), notes, "")
+    before, after = num_nodes(model), num_nodes(result.model)
+    return result.model, PassReport(
+        name, result.counts, before, after, notes, "", held=tuple(node.name for node in result.held)
+    )
 
 
 def run_passes(
@@ -368,7 +375,8 @@ def _fault(model: ir.Model, spec: ModelSpec, precision: str, judge: Case, refere
     try:
         write_onnx(model, work)
         run = open_session(work, spec.serving.threads)
-        report = verify(run, [judge], references, spec.tolerance_for(precision))
+        limits = replace(spec.tolerance_for(precision), cosine=spec.agreement_for(precision))
+        report = verify(run, [judge], references, limits)
     except ModelRefused as error:
         return error.message
     return "; ".join(f"output '{c.output}': {c.problem}" for c in report.failures)

@@ -8,6 +8,8 @@ import traceback
 from collections.abc import Iterable
 from pathlib import Path
 
+_NOT_THE_USERS = (str(Path(__file__).parent), sysconfig.get_path("purelib"), "<")
+
 
 class ModelkilnError(Exception):
     """Base of all errors that are shown without a stack trace.
@@ -25,6 +27,8 @@ class ModelkilnError(Exception):
         self.message = message
         self.hint = hint
         self.done: dict[str, object] = {}  # what a command finished before it failed, for its JSON result
+        self.spec: Path | None = None  # what was being built
+        self.parts: tuple[ModelkilnError, ...] = ()  # where several builds failed, each one's error
 
     def __str__(self) -> str:
         return f"{self.message}\n  hint: {self.hint}" if self.hint else self.message
@@ -90,3 +94,11 @@ def where_it_failed(error: BaseException) -> str:
     ]
     place = f" (at {Path(frames[-1].filename).name}:{frames[-1].lineno}: {frames[-1].line})" if frames else ""
     return f"{type(error).__name__}: {text[:500]}{place}"
+
+
+def user_frames(error: BaseException) -> str:
+    """Returns the error's text and the user's own lines on the way to it, the innermost last."""
+    text = " ".join(str(error).split())[:500]
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(_NOT_THE_USERS)]
+    lines = [f"\n  at {Path(f.filename).name}:{f.lineno} in {f.name}: {f.line}" for f in frames]
+    return f"{type(error).__name__}: {text}" + "".join(lines)

@@ -41,7 +41,7 @@ class BuildResult:
             "version": self.published.version,
             "built": self.built,
             "seconds": round(self.seconds, 3),
-            "stages": [asdict(stage) for stage in self.stages],
+            "stages": [stage.to_json() for stage in self.stages],
             "path": str(self.published.folder),
             "manifest": self.published.manifest,
         }
@@ -100,6 +100,8 @@ def model_manifest(
             "artifact_was_run": chosen.judged_on == target.model_file,
             **chosen.parity.to_json(),
         },
+        "metric": spec.metric.to_json(chosen.metric, source.eager_metric) if spec.metric else None,
+        "slo": asdict(spec.slo) if spec.slo else None,
         "candidates": [candidate.to_json() for candidate in candidates],
     }
 

@@ -9,24 +9,31 @@ from pathlib import Path
 
 from compiler.build_key import model_fingerprint, up_to_date
 from compiler.cache import Cache
-from compiler.candidates import Candidate, Choice, build_candidate, choices_for, choose, table, time_candidates
-from compiler.cases import best_case, parity_cases
+from compiler.candidate_report import candidate_lines, table
+from compiler.candidates import Candidate, Choice, build_candidate, choices_for, choose, time_candidates
+from compiler.cases import Case, best_case, parity_cases
 from compiler.errors import ModelRefused
+from compiler.fingerprint import code_fingerprint
+from compiler.lock import Lock
 from compiler.manifest import BuildResult, manifest_head, model_manifest
+from compiler.metric import metric_for
 from compiler.precision.calibration_data import calibration_code
 from compiler.progress import Stage, StageTime, silent_stage, timed
 from compiler.recorded import record
 from compiler.repository import Repository
-from compiler.source_graph import source_graph
+from compiler.served import choose_served, require_server, serve_candidates
+from compiler.source_graph import SourceGraph, source_graph
 from compiler.spec import AUTO, ModelSpec
-from compiler.targets.registry import SOURCE_FILE, ArtifactTensor, target_named
+from compiler.targets.registry import ArtifactTensor, target_named
 from compiler.triton_config import model_config, text_from_config
-from compiler.turns import COMPARE
+from compiler.turns import COMPARE, SERVE
+
+Interface = tuple[Sequence[ArtifactTensor], Sequence[ArtifactTensor]]
 
 
 def num_stages(spec: ModelSpec) -> int:
     """Returns how many stages a full build reports; the progress display counts to it."""
-    return 6 if AUTO in (spec.target, spec.precision) else 5
+    return 5 + (AUTO in (spec.target, spec.precision)) + (spec.slo is not None)
 
 
 def compile_model(
@@ -36,6 +43,7 @@ def compile_model(
     force: bool = False,
     trust_pickle: bool = False,
     cache: Cache | None = None,
+    lock: Lock | None = None,
     stage: Stage = silent_stage,
 ) -> BuildResult:
     """Builds, proves and publishes one model; does nothing where its newest version is already that.
@@ -46,6 +54,7 @@ def compile_model(
         force: build even where nothing changed.
         trust_pickle: let the source's files run code where they cannot be opened otherwise.
         cache: where results of stages are kept between builds; None for nowhere.
+        lock: the version to build again: its target and precision, and nothing else, are built; no search, no timing.
         stage: shows the progress.
 
     Raises:
@@ -55,77 +64,90 @@ def compile_model(
     times: list[StageTime] = []
     stage = timed(stage, times)
     repository.check_publishable(spec.name)
-    choices = choices_for(spec)
+    choices = [Choice(*lock.choice)] if lock and lock.choice else choices_for(spec)
     fingerprint = model_fingerprint(spec, choices)
-    if not force and (current := up_to_date(repository, spec.name, fingerprint, spec.path.parent)):
+    if lock:
+        lock.require_inputs(fingerprint, code_fingerprint(lock.document["code"], spec.path.parent), spec.document)
+    current = None if force else up_to_date(repository, spec.name, fingerprint, spec.path.parent)
+    if current and (lock is None or lock.allows(current.manifest)):
         return BuildResult(current, built=False, seconds=time.monotonic() - started)
-    require_targets(spec, choices)
-
+    require_targets(spec, choices, served=lock is None)
     cases = parity_cases(spec)
     source = source_graph(spec, cases, trust_pickle=trust_pickle, cache=cache, stage=stage)
     with tempfile.TemporaryDirectory(prefix="modelkiln-") as work:
-        candidates = []
-        with stage("optimise, write and prove") as log:
-            for number, choice in enumerate(choices):
-                folder = Path(work, str(number), "version")
-                candidates.append(
-                    build_candidate(source.model, spec, choice, cases, source.references, folder, on_case=log.step)
-                )
-                for line in _candidate_lines(candidates[-1], len(choices) > 1):
-                    log.note(line)
-        if len(choices) > 1:
-            with stage(COMPARE) as log:
-                candidates = time_candidates(candidates, spec, best_case(spec))
-                chosen = choose(candidates)
-                for line in table(candidates, chosen):
-                    log.note(line)
-        chosen = choose(candidates)
-        assert chosen.parity is not None
+        candidates = _build_candidates(spec, choices, cases, source, Path(work), stage)
+        chosen, candidates = _choose(spec, candidates, Path(work), stage, measured=lock is None)
         with stage("publish") as log:
-            target = target_named(chosen.choice.target)
-            inputs, outputs = target.interface(chosen.folder)
-            check_artifact(spec, inputs, outputs)
+            config_text, interface = _config(spec, chosen)
             recorded = record(cases, source.references, chosen.folder)
-            config_text = text_from_config(model_config(spec, target, inputs, outputs, chosen.facts))
-            # After the candidates: only those in int8 import the function.
+            # After the candidates: only those in int8 import the calibration's function.
             code = {**source.facts.code, **calibration_code(spec)}
             flags = " --trust-pickle" if source.facts.trusted else ""
             manifest = {
                 **manifest_head(spec.document, fingerprint, code, spec.path, flags=flags),
-                **model_manifest(spec, source.facts, candidates, chosen, (inputs, outputs)),
+                **model_manifest(spec, source.facts, candidates, chosen, interface),
                 "references": recorded,
+                "stages": [taken.to_json() for taken in times],
             }
             published = repository.publish(spec.name, config_text, chosen.folder, manifest)
             log.note(str(published.folder))
     return BuildResult(published, built=True, seconds=time.monotonic() - started, stages=tuple(times))
 
 
-def require_targets(spec: ModelSpec, choices: Sequence[Choice]) -> None:
-    """Raises EnvironmentLacks before the slow stages where the one target of the spec cannot be built here."""
+def _build_candidates(
+    spec: ModelSpec, choices: Sequence[Choice], cases: Sequence[Case], source: SourceGraph, work: Path, stage: Stage
+) -> list[Candidate]:
+    metric = metric_for(spec, source.facts.eager_metric)
+    candidates = []
+    with stage("optimise, write and prove") as log:
+        for number, choice in enumerate(choices):
+            folder = work / str(number) / "version"
+            candidate = build_candidate(
+                source.model, spec, choice, cases, source.references, folder, metric, on_case=log.step
+            )
+            candidates.append(candidate)
+            for line in candidate_lines(candidate, len(choices) > 1):
+                log.note(line)
+    return candidates
+
+
+def _choose(
+    spec: ModelSpec, candidates: list[Candidate], work: Path, stage: Stage, *, measured: bool
+) -> tuple[Candidate, list[Candidate]]:
+    """Returns the candidate to ship, and all of them with what was measured."""
+    if len(candidates) > 1:
+        with stage(COMPARE) as log:
+            candidates = time_candidates(candidates, spec, best_case(spec))
+            chosen = choose(candidates)
+            if not spec.slo:
+                for line in table(candidates, chosen):
+                    log.note(line)
+    chosen = choose(candidates)
+    if measured and (slo := spec.slo):
+        with stage(SERVE) as log:
+            candidates = serve_candidates(candidates, spec, slo, lambda c: _config(spec, c)[0], work, log.step)
+            chosen = choose_served(candidates, slo, lambda: table(candidates, None, slo))
+            log.note(f"{slo}, one row per request at the opt sizes:")
+            for line in table(candidates, chosen, slo):
+                log.note(line)
+    return chosen, candidates
+
+
+def _config(spec: ModelSpec, candidate: Candidate) -> tuple[str, Interface]:
+    """Returns config.pbtxt of a candidate, and the inputs and outputs that its file declares."""
+    target = target_named(candidate.choice.target)
+    inputs, outputs = target.interface(candidate.folder)
+    check_artifact(spec, inputs, outputs)
+    return text_from_config(model_config(spec, target, inputs, outputs, candidate.facts)), (inputs, outputs)
+
+
+def require_targets(spec: ModelSpec, choices: Sequence[Choice], *, served: bool) -> None:
+    """Raises EnvironmentLacks before the slow stages where what the spec names cannot be built or served here."""
+    if spec.slo and served:
+        require_server()
     if spec.target != AUTO:
         for choice in choices:
             target_named(choice.target).require()
-
-
-def _candidate_lines(candidate: Candidate, named: bool) -> list[str]:
-    """Returns what a person is told of one candidate while others are still being built."""
-    lines = [str(candidate.choice)] if named else []
-    for report in candidate.passes:
-        lines += [report.line(), *(f"  note: {note}" for note in report.notes)]
-    lines += candidate.facts.get("notes", ())
-    if candidate.parity is not None and candidate.judged_on == SOURCE_FILE:
-        file = target_named(candidate.choice.target).model_file
-        lines.append(
-            f"{file} itself was NOT run: this machine cannot. Parity is judged on {SOURCE_FILE}, "
-            "from which it was built, with ONNX Runtime on the CPU"
-        )
-    if candidate.parity is not None:
-        cases = len({c.case for c in candidate.parity.comparisons})
-        figures = f"max abs {candidate.parity.max_abs:.2e}, worst cosine {candidate.parity.worst_cosine:.7f}"
-        lines.append(f"{cases} cases: {figures}")
-    if candidate.refused and named:
-        lines.append(f"refused: {candidate.refused.splitlines()[0]}")
-    return lines
 
 
 def check_artifact(spec: ModelSpec, inputs: Sequence[ArtifactTensor], outputs: Sequence[ArtifactTensor]) -> None:

@@ -11,10 +11,11 @@ import numpy as np
 
 from compiler.cases import Case, parity_cases
 from compiler.dtypes import AnyArray
-from compiler.errors import RepositoryError
+from compiler.errors import RepositoryError, UsageError
+from compiler.metric import measure
 from compiler.repository import Published, Repository
-from compiler.spec import ModelSpec, Tolerance, model_spec_from_node
-from compiler.targets.registry import target_named
+from compiler.spec import ModelSpec, Tolerance, model_spec_from_file, model_spec_from_node
+from compiler.targets.registry import Runner, target_named
 from compiler.verify import ParityReport, verify
 from compiler.yaml_reader import node_from_plain
 
@@ -64,16 +65,53 @@ def verify_again(repository: Repository, published: Published) -> ParityReport:
     recorded = published.manifest.get("references")
     if not isinstance(recorded, dict) or not recorded:
         raise RepositoryError(f"{shown} carries no reference outputs: only compiled models do")
-    spec = model_spec_from_node(
-        node_from_plain(published.manifest["spec"], f"{shown}/manifest.json"), published.folder / "spec.yaml"
-    )
+    spec = _recorded_spec(published)
     cases = _recorded_cases(spec, recorded, shown)
     references = load_outputs(published.folder / REFERENCE_FILE, cases)
-    target, facts = target_named(str(published.manifest["target"])), published.manifest["artifact"]
-    run = target.open(published.folder, spec.serving.threads, facts)
+    return verify(open_published(published), cases, references, tolerance_of(published.manifest))
+
+
+def verify_metric(published: Published, path: Path) -> dict[str, Any]:
+    """Runs the metric of the user's spec on the files of a published version.
+
+    Returns:
+        The function, its value, the limits, what the eager model reached, and the problem or an empty string.
+
+    Raises:
+        UsageError: the spec is another model's, or has no metric.
+        ModelRefused: the function fails.
+    """
+    spec = model_spec_from_file(path)
+    if spec.name != published.model or spec.metric is None:
+        raise UsageError(
+            f"{path} is the spec of '{spec.name}' {'with' if spec.metric else 'without'} a metric",
+            hint=f"give the spec of '{published.model}', with the key 'metric'",
+        )
+    value = measure(spec, spec.metric, open_published(published))
+    eager = (published.manifest.get("metric") or {}).get("eager")
+    limits = {"min": spec.metric.min, "max": spec.metric.max}
+    problem = spec.metric.problem(value)
+    return {"function": spec.metric.function, "value": value, "eager": eager, **limits, "problem": problem}
+
+
+def open_published(published: Published) -> Runner:
+    """Opens the files of a version as they are served.
+
+    Raises:
+        RepositoryError: they are an engine for another device.
+    """
+    target = target_named(str(published.manifest["target"]))
+    threads = _recorded_spec(published).serving.threads
+    run = target.open(published.folder, threads, published.manifest["artifact"])
     if run is None:
+        shown = f"{published.model} version {published.version}"
         raise RepositoryError(f"{shown} cannot be run on this machine: it was built for another device")
-    return verify(run, cases, references, tolerance_of(published.manifest))
+    return run
+
+
+def _recorded_spec(published: Published) -> ModelSpec:
+    shown = f"{published.model} version {published.version}/manifest.json"
+    return model_spec_from_node(node_from_plain(published.manifest["spec"], shown), published.folder / "spec.yaml")
 
 
 def tolerance_of(manifest: Mapping[str, Any]) -> Tolerance:

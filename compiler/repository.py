@@ -15,7 +15,7 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -44,9 +44,15 @@ class Published:
 
 @dataclass(frozen=True)
 class Repository:
-    """A folder of models as Triton reads it."""
+    """A folder of models as Triton reads it.
+
+    Attributes:
+        accept: is shown the manifest of a version, its files' hashes included, just before it appears; what it raises
+            leaves the repository as it was.
+    """
 
     path: Path
+    accept: Callable[[dict[str, Any]], None] = lambda manifest: None
 
     def models(self) -> list[str]:
         """Returns the names of the model folders; hidden folders are not models."""
@@ -63,8 +69,15 @@ class Repository:
 
     def latest(self, model: str) -> Published | None:
         """Returns the newest version that carries a readable manifest, or None."""
+        return next(self._published(model), None)
+
+    def manifests(self, model: str) -> Iterator[dict[str, Any]]:
+        """Yields the readable manifests of a model, the newest first."""
+        return (published.manifest for published in self._published(model))
+
+    def _published(self, model: str) -> Iterator[Published]:
         found = (self._read(model, version) for version in reversed(self.versions(model)))
-        return next((published for published in found if published), None)
+        return (published for published in found if published)
 
     def _read(self, model: str, version: int) -> Published | None:
         folder = self.path / model / str(version)
@@ -159,6 +172,7 @@ class Repository:
             }
             (folder / MANIFEST_FILE).write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
             (staged / CONFIG_FILE).write_text(config_text, encoding="utf-8")
+            self.accept(manifest)
             _sync_tree(staged)
             _swap(staged, self.path / model)
             _sync(self.path)

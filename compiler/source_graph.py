@@ -20,6 +20,7 @@ from compiler.cases import Case, best_case, export_sizes, make_case
 from compiler.dtypes import AnyArray
 from compiler.fingerprint import code_fingerprint, cpu_description, inputs_fingerprint, sha256_json
 from compiler.graph_stats import graph_stats
+from compiler.metric import eager_metric, metric_code, metric_files
 from compiler.passes import num_nodes
 from compiler.progress import Stage
 from compiler.recorded import REFERENCE_FILE, load_outputs
@@ -50,6 +51,7 @@ class SourceFacts:
         notes: how it was opened; export_notes: what the export changed.
         trusted: what was opened although it can run code.
         stats: the exported graph's cost at the opt sizes.
+        eager_metric: what the user's own metric says of the model as it was given.
     """
 
     description: str
@@ -61,6 +63,7 @@ class SourceFacts:
     opset: int
     export_notes: tuple[str, ...]
     stats: dict[str, Any]
+    eager_metric: float | None = None
 
 
 @dataclass(frozen=True)
@@ -76,8 +79,10 @@ class SourceGraph:
 def source_key(spec: ModelSpec) -> str:
     """Returns the hash of what the graph and the outputs depend on, but for the code of the factory."""
     document = {key: value for key, value in spec.document.items() if key in _SPEC_KEYS}
+    if spec.metric:  # its limits judge the value, they do not change it
+        document["metric"] = {"function": spec.metric.function, "args": spec.metric.args}
     packages = (*_PACKAGES, *source_packages(spec))
-    made_from = inputs_fingerprint(document, source_files(spec), packages)
+    made_from = inputs_fingerprint(document, {**source_files(spec), **metric_files(spec)}, packages)
     # Another processor rounds otherwise.
     return sha256_json({**made_from, "processor": cpu_description()})
 
@@ -117,9 +122,12 @@ def _find(
     entry = cache.find(KIND, key, fits, note)
     if entry is None:
         return None
+    facts = _facts_from_json(entry.facts)
+    if spec.metric and facts.eager_metric is not None and spec.metric.problem(facts.eager_metric):
+        return None  # the same refusal as without the cache
     try:
         references = load_outputs(entry.folder / REFERENCE_FILE, cases)
-        return SourceGraph(_read_graph(entry.folder), references, _facts_from_json(entry.facts), key)
+        return SourceGraph(_read_graph(entry.folder), references, facts, key)
     except OSError:
         return None  # another build pruned it just now
 
@@ -149,12 +157,13 @@ def _make(
         for done, case in enumerate(cases, start=1):
             references[case.name] = source.reference(case)
             log.step(done, len(cases))
+        score = eager_metric(spec, lambda inputs: source.reference(Case("a call of the metric", {}, dict(inputs))))
     with stage("export to ONNX") as log:
         exported = source.export(traced)
         # After the export, which names the line where a size was baked in.
         for case in cases:
             check_output_shapes(spec, case, references[case.name])
-        code = source.code()
+        code = {**source.code(), **metric_code(spec)}
         write_onnx(exported.model, folder)
         arrays = {f"{case}/{name}": array for case, outputs in references.items() for name, array in outputs.items()}
         np.savez(folder / REFERENCE_FILE, **arrays)  # type: ignore[arg-type]
@@ -170,6 +179,7 @@ def _make(
             opset=exported.opset,
             export_notes=exported.notes,
             stats=graph_stats(model, best_case(spec)).to_json(),
+            eager_metric=score,
         )
         graph = SourceGraph(model, references, facts, key)
         _tell(log.note, graph)

@@ -10,7 +10,7 @@ from typing import Any
 from compiler.errors import did_you_mean, one_of
 from compiler.yaml_reader import Node
 
-_FACTORY = re.compile(r"[A-Za-z_][\w]*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
+FUNCTION = re.compile(r"[A-Za-z_][\w]*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
 _CLASS = re.compile(r"[A-Za-z_]\w*")
 
 
@@ -78,7 +78,7 @@ def read_source(node: Node) -> Source:
 def _factory(node: Node) -> FactorySource:
     table = node.table("source", required=("factory",), optional=("args", "weights", "ignore_weights", "files"))
     factory = table["factory"].string("source.factory")
-    if not _FACTORY.fullmatch(factory):
+    if not FUNCTION.fullmatch(factory):
         table["factory"].fail(
             f"source.factory is {factory!r}; allowed: 'package.module:function', a function that returns an nn.Module"
         )
@@ -89,8 +89,8 @@ def _factory(node: Node) -> FactorySource:
         factory=factory,
         args={k: v.plain() for k, v in args.mapping("source.args").items()} if args else {},
         weights=weights.string("source.weights") if weights else None,
-        ignore_weights=_strings(ignore, "source.ignore_weights"),
-        files=_strings(files, "source.files"),
+        ignore_weights=strings(ignore, "source.ignore_weights"),
+        files=strings(files, "source.files"),
     )
 
 
@@ -113,7 +113,7 @@ def _huggingface(node: Node) -> HuggingFaceSource:
     return HuggingFaceSource(
         huggingface=table["huggingface"].string("source.huggingface"),
         model_class=model_class,
-        ignore_weights=_strings(table.get("ignore_weights"), "source.ignore_weights"),
+        ignore_weights=strings(table.get("ignore_weights"), "source.ignore_weights"),
     )
 
 
@@ -125,5 +125,6 @@ _READERS: dict[str, Callable[[Node], Source]] = {
 }
 
 
-def _strings(node: Node | None, what: str) -> tuple[str, ...]:
+def strings(node: Node | None, what: str) -> tuple[str, ...]:
+    """Reads a list of texts; nothing where there is no node."""
     return tuple(item.string(f"an entry of {what}") for item in node.items(what)) if node else ()

@@ -15,6 +15,7 @@ from typing import Any
 from compiler.calibration_spec import CalibrationSpec, read_calibration
 from compiler.engine_options import EngineOptions, read_engine
 from compiler.errors import one_of
+from compiler.goals import MetricSpec, SloSpec, read_metric, read_slo
 from compiler.precision.support import PRECISIONS
 from compiler.source_spec import Source, read_source
 from compiler.targets.registry import TARGET_NAMES
@@ -98,6 +99,8 @@ class ModelSpec:
     require_fusion: dict[str, int]
     calibration: CalibrationSpec | None
     engine: EngineOptions
+    metric: MetricSpec | None
+    slo: SloSpec | None
     root: Node = field(compare=False, repr=False)
 
     @property
@@ -118,11 +121,22 @@ class ModelSpec:
         return batch.max if batch else 0
 
     def tolerance_for(self, precision: str) -> Tolerance:
-        """Returns the limits for a precision: its defaults, and what the spec says instead."""
+        """Returns the limits for a precision: its defaults, and what the spec says instead.
+
+        With a metric, lower precisions are judged by that alone, unless the spec names a tolerance too. In fp32 a
+        difference is a fault of the compiler, whatever the metric says.
+        """
         default = DEFAULT_TOLERANCES[precision]
-        if self.precision == AUTO:
+        if self.metric and precision != "fp32":
+            default = replace(default, cosine=-1.0)
+        elif self.precision == AUTO:
             default = replace(default, cosine=max(default.cosine, AUTO_COSINE))
         return replace(default, **self.tolerance)
+
+    def agreement_for(self, precision: str) -> float:
+        """Returns the cosine that a conversion holds nodes back for; with a metric the precision's own default."""
+        default = DEFAULT_TOLERANCES[precision].cosine if self.metric else self.tolerance_for(precision).cosine
+        return self.tolerance.get("cosine", default)
 
     def at(self, *keys: str) -> Node:
         """Returns the node under the keys, to name its line in an error found later."""
@@ -156,6 +170,8 @@ def model_spec_from_node(root: Node, path: Path) -> ModelSpec:
             "require_fusion",
             "calibration",
             "engine",
+            "metric",
+            "slo",
         ),
     )
     dims = read_dims(table)
@@ -194,6 +210,8 @@ def model_spec_from_node(root: Node, path: Path) -> ModelSpec:
         },
         calibration=read_calibration(table.get("calibration")),
         engine=read_engine(table.get("engine"), target),
+        metric=read_metric(table.get("metric")),
+        slo=read_slo(table.get("slo")),
         root=root,
     )
 

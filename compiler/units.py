@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 
 _BYTES = re.compile(r"(\d+(?:\.\d+)?) ?(KiB|MiB|GiB)")
+_TIME = re.compile(r"(\d+(?:\.\d+)?) ?(ms|s)")
+_MS_IN = {"ms": 1.0, "s": 1000.0}
 _BYTES_IN = {"KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
 
 
@@ -20,3 +22,9 @@ def shown_bytes(count: int) -> str:
         if count >= size:
             return f"{count / size:.1f} {unit}"
     return f"{count} bytes"
+
+
+def ms_from_text(text: str) -> float | None:
+    """Returns the milliseconds of `10ms`, `0.5ms` or `2s`; None where the text is not of that form."""
+    match = _TIME.fullmatch(text)
+    return float(match[1]) * _MS_IN[match[2]] if match else None

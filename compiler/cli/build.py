@@ -10,11 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from compiler.cli.common import EXIT_CODES, common, repository_option
+from compiler.cli.common import EXIT_CODES, common, format_option, repository_option
 from compiler.errors import ModelkilnError
 
 if TYPE_CHECKING:
     from compiler.build import BuildOptions, Job
+
+NOT_FOR_CHILDREN = ("jobs", "as_json", "output_format")
 
 
 @click.command("build", epilog=EXIT_CODES)
@@ -24,6 +26,12 @@ if TYPE_CHECKING:
 @click.option("--precision", help="Instead of the spec's; auto for the fastest that keeps the tolerance.")
 @click.option("--require-fusion", multiple=True, metavar="NAME=COUNT", help="Refuse a graph with fewer fusions.")
 @click.option(
+    "--slo",
+    metavar="pNN=TIME",
+    help="Choose by goodput on a real tritonserver among the candidates that keep this, as in p99=10ms.",
+)
+@click.option("--concurrency", type=click.IntRange(1, 1024), help="With --slo: requests in flight.  [default: 1]")
+@click.option(
     "--jobs",
     "-j",
     type=click.IntRange(1),
@@ -32,6 +40,8 @@ if TYPE_CHECKING:
     help="Build so many specs side by side. One that fails then stops only what needs it.",
 )
 @click.option("--force", is_flag=True, help="Build a new version even where nothing changed.")
+@click.option("--lock", is_flag=True, help="Write beside each spec, as NAME.lock, what was built and from what.")
+@click.option("--locked", is_flag=True, help="Build exactly what NAME.lock says, without a search, or refuse.")
 @click.option("--no-cache", is_flag=True, help="Neither read nor write the cache (see `compile cache show`).")
 @click.option(
     "--trust-pickle",
@@ -39,14 +49,19 @@ if TYPE_CHECKING:
     help="Open files that can run code: .pt2 archives, PyTorch weights. Only for files that you wrote yourself.",
 )
 @common
+@format_option
 def command(
     specs: tuple[Path, ...],
     repository: Path,
     target: str | None,
     precision: str | None,
     require_fusion: tuple[str, ...],
+    slo: str | None,
+    concurrency: int | None,
     jobs: int,
     force: bool,
+    lock: bool,
+    locked: bool,
     no_cache: bool,
     trust_pickle: bool,
     as_json: bool,
@@ -61,16 +76,24 @@ def command(
       compile build encoder.yaml
       compile build ensembles/text_embedding -r /srv/triton/model_repository
       compile build encoder.yaml --target auto --precision auto
+      compile build encoder.yaml --target auto --slo p99=10ms --concurrency 8
       compile build encoder.yaml --require-fusion attention=6
+      compile build encoder.yaml --lock; git add encoder.lock    # and in CI:
+      compile build encoder.yaml --locked
       compile build a.yaml b.yaml c.yaml -j 2
+      compile build ensembles/text_embedding --format github
       compile build encoder.yaml --json | jq .models[0].version
     """
     from compiler.build import BuildOptions, read_jobs
     from compiler.cache import cache_from_environment
 
-    given = {"target": target, "precision": precision, "require_fusion": _counts(require_fusion)}
+    if lock and locked:
+        raise click.UsageError("--lock writes what --locked keeps to; give one of them")
+    given: dict[str, Any] = {"target": target, "precision": precision, "require_fusion": _counts(require_fusion)}
+    given["slo"] = _slo(slo, concurrency)
     found = read_jobs(specs, {key: value for key, value in given.items() if value})
-    options = BuildOptions(force, trust_pickle, None if no_cache else cache_from_environment())
+    cache = None if no_cache else cache_from_environment()
+    options = BuildOptions(force, trust_pickle, cache, locked=locked, write_lock=lock)
     if jobs > 1 and len(found) > 1:
         from compiler.cli.side_by_side import build_side_by_side
 
@@ -84,23 +107,22 @@ def command(
 def _build_in_order(jobs: Sequence[Job], repository: Path, options: BuildOptions, as_json: bool) -> list[Any]:
     from compiler.build import build_job
     from compiler.parallel import TURNS_VARIABLE
-    from compiler.progress import stderr_console, terminal_stages
+    from compiler.progress import expected_seconds, stderr_console, terminal_stages
     from compiler.repository import Repository
     from compiler.turns import in_turns
 
     console, results = stderr_console(), list[Any]()
     turns = os.environ.get(TURNS_VARIABLE)
     for job in jobs:
-        stage = terminal_stages(job.name, console, job.num_stages)
+        store = Repository(repository)
+        stage = terminal_stages(job.name, console, job.num_stages, expected_seconds(store.manifests(job.name)))
         try:
-            result = build_job(
-                job, Repository(repository), options, stage=in_turns(stage, Path(turns)) if turns else stage
-            )
+            result = build_job(job, store, options, stage=in_turns(stage, Path(turns)) if turns else stage)
         except KeyboardInterrupt:
             click.echo(f"{job.name}: not published", err=True)
             raise
         except ModelkilnError as error:
-            error.done = {"models": results}
+            error.spec, error.done = job.path, {"models": results, **error.done}
             raise
         results.append(result.to_json())
         if not as_json:
@@ -120,7 +142,7 @@ def child_arguments() -> tuple[str, ...]:
     found: list[str] = []
     for parameter in context.command.params:
         value = context.params.get(parameter.name or "")
-        if not isinstance(parameter, click.Option) or parameter.name in ("jobs", "as_json") or not value:
+        if not isinstance(parameter, click.Option) or parameter.name in NOT_FOR_CHILDREN or not value:
             continue
         flag = parameter.opts[0]
         if parameter.is_flag:
@@ -129,6 +151,14 @@ def child_arguments() -> tuple[str, ...]:
             for text in value if parameter.multiple else [value]:
                 found += [flag, str(text)]
     return tuple(found)
+
+
+def _slo(text: str | None, concurrency: int | None) -> dict[str, Any]:
+    if text is None and concurrency is not None:
+        raise click.BadParameter("it says how --slo is measured, and there is no --slo", param_hint="--concurrency")
+    name, _, limit = (text or "").partition("=")
+    load = {"concurrency": concurrency} if concurrency is not None else {}
+    return {name: limit, **load} if text else {}
 
 
 def _counts(texts: tuple[str, ...]) -> dict[str, int]:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import functools
 import json
+import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 import click
 
+from compiler.annotations import MAX_SHOWN, Annotation, annotation_from_error, workflow_command
 from compiler.errors import EnvironmentLacks, ModelkilnError
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -42,10 +44,43 @@ def common(command: F) -> F:
             known = error if isinstance(error, ModelkilnError) else _unexpected(error)
             if as_json:
                 click.echo(json.dumps({**known.done, "error": known.to_json()}))
+            annotate([annotation_from_error(part, part.spec) for part in known.parts or (known,)])
             click.echo(f"error: {known}", err=True)
             sys.exit(known.exit_code)
 
     return wrapped  # type: ignore[return-value]
+
+
+def format_option(command: F) -> F:
+    """Adds --format, which `annotate` reads."""
+
+    @click.option(
+        "--format",
+        "output_format",
+        type=click.Choice(("text", "github")),
+        default="text",
+        show_default=True,
+        help="github: also print errors as annotations of files and lines, for GitHub Actions.",
+    )
+    @functools.wraps(command)
+    def wrapped(*args: Any, output_format: str, **kwargs: Any) -> None:
+        if output_format == "github" and kwargs.get("as_json"):
+            raise click.UsageError("--json and --format github both write to stdout; give one of them")
+        command(*args, **kwargs)
+
+    return wrapped  # type: ignore[return-value]
+
+
+def annotate(annotations: Sequence[Annotation]) -> None:
+    """Prints annotations on stdout where the running command was asked for them, and says how many were left out."""
+    if click.get_current_context().params.get("output_format") != "github":
+        return
+    root = Path(os.environ.get("GITHUB_WORKSPACE") or ".")
+    for annotation in annotations[:MAX_SHOWN]:
+        click.echo(workflow_command(annotation, root))
+    if len(annotations) > MAX_SHOWN:
+        left = Annotation("notice", "modelkiln", f"{len(annotations) - MAX_SHOWN} more are in the log")
+        click.echo(workflow_command(left, root))
 
 
 def _unexpected(error: Exception) -> ModelkilnError:

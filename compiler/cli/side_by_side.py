@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import nullcontext
+from pathlib import Path
 from typing import Any
 
 import click
@@ -12,7 +13,7 @@ from compiler.build import Job
 from compiler.cli import build
 from compiler.errors import ModelkilnError
 from compiler.parallel import Outcome, Work, run_parallel
-from compiler.progress import stderr_console
+from compiler.progress import is_live, stderr_console
 
 
 def build_side_by_side(jobs: Sequence[Job], num_workers: int, options: Sequence[str], as_json: bool) -> list[Any]:
@@ -24,7 +25,7 @@ def build_side_by_side(jobs: Sequence[Job], num_workers: int, options: Sequence[
     console = stderr_console()
     results: list[Any] = []
     unfinished = [job.name for job in jobs]
-    status = console.status("") if console.is_terminal else None
+    status = console.status("") if is_live(console) else None
 
     def on_change(running: list[str], waiting: int) -> None:
         if status:
@@ -50,20 +51,30 @@ def build_side_by_side(jobs: Sequence[Job], num_workers: int, options: Sequence[
         raise
     failed = [o for o in outcomes if o.exit_code != 0]
     if failed:
-        raise _failure(failed, len(jobs), results)
+        raise _failure(failed, jobs, results)
     return results
 
 
-def _failure(failed: Sequence[Outcome], total: int, results: list[Any]) -> ModelkilnError:
+def _failure(failed: Sequence[Outcome], jobs: Sequence[Job], results: list[Any]) -> ModelkilnError:
     """Returns the first failure, with the names of the others."""
-    first = failed[0]
-    told = first.result.get("error", {})
-    message = told.get("message", f"its process ended with code {first.exit_code}")
+    paths = {job.name: job.path for job in jobs}
+    parts = [_error(outcome, paths[outcome.name]) for outcome in failed]
+    first = parts[0]
     names = ", ".join(o.name for o in failed)
-    error = ModelkilnError(f"{len(failed)} of {total} were not built: {names}. The first, '{first.name}': {message}")
-    error.hint = told.get("hint", "")
-    error.kind = told.get("kind", error.kind)
-    error.exit_code = told.get("exit_code", error.exit_code)
+    count = f"{len(failed)} of {len(jobs)} were not built"
+    error = ModelkilnError(f"{count}: {names}. The first, '{failed[0].name}': {first.message}", hint=first.hint)
+    error.kind, error.exit_code, error.parts = first.kind, first.exit_code, tuple(parts)
     failures = [{"model": o.name, "error": o.result.get("error"), "lacks": o.lacks} for o in failed]
     error.done = {"models": results, "failures": failures}
+    return error
+
+
+def _error(outcome: Outcome, spec: Path) -> ModelkilnError:
+    """Returns the error that a build's process reported, as it was raised there."""
+    told = outcome.result.get("error", {})
+    lacks = f"'{outcome.name}' was not built, since '{outcome.lacks}' failed"
+    message = told.get("message") or (lacks if outcome.lacks else f"its process ended with code {outcome.exit_code}")
+    error = ModelkilnError(message, hint=told.get("hint", ""))
+    error.kind, error.exit_code = told.get("kind", error.kind), told.get("exit_code", error.exit_code)
+    error.spec = spec
     return error

@@ -4,18 +4,27 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import click
 
-from compiler.cli.common import EXIT_CODES, common, repository_option
+from compiler.annotations import Annotation
+from compiler.cli.common import EXIT_CODES, annotate, common, format_option, repository_option
 
 
 @click.command("verify", epilog=EXIT_CODES)
 @click.argument("model", metavar="MODEL[:VERSION]")
 @repository_option
+@click.option(
+    "--spec",
+    type=click.Path(path_type=Path),
+    help="Also run this spec's metric, which is code: only for a spec that you trust.",
+)
 @common
-def command(model: str, repository: Path, as_json: bool) -> None:
+@format_option
+def command(model: str, repository: Path, spec: Path | None, as_json: bool) -> None:
     """Prove a published version again: its files against the reference outputs that it carries.
 
     Opens the file as it is served and compares every output of every recorded case.
@@ -24,22 +33,41 @@ def command(model: str, repository: Path, as_json: bool) -> None:
     Examples:
       compile verify minilm_encoder
       compile verify minilm_encoder:3 --json
+      compile verify my_model --spec my_model.yaml  # its metric too
     """
-    from compiler.recorded import verify_again
+    from compiler.recorded import verify_again, verify_metric
     from compiler.repository import Repository
 
     store = Repository(repository)
     published = store.find(model)
     report = verify_again(store, published)
+    metric = verify_metric(published, spec) if spec else None
+    failed = bool(report.failures or (metric and metric["problem"]))
     shown = f"{published.model} version {published.version}"
     if as_json:
-        result = {"model": published.model, "version": published.version, "passed": not report.failures}
-        click.echo(json.dumps({**result, "parity": report.to_json()}))
+        result = {"model": published.model, "version": published.version, "passed": not failed}
+        click.echo(json.dumps({**result, "parity": report.to_json(), "metric": metric}))
     else:
         click.echo(f"{'case':<44} {'output':<16} {'max abs':>9} {'max rel':>9} {'cosine':>10} {'outliers':>9}")
         for c in report.comparisons:
             figures = f"{c.max_abs:>9.2e} {c.max_rel:>9.2e} {c.cosine:>10.7f} {c.outliers:>9.2%}"
             click.echo(f"{c.case:<44} {c.output:<16} {figures} {c.problem}")
         click.echo(f"{shown}: {len(report.failures)} of {len(report.comparisons)} comparisons failed")
-    if report.failures:
+        for line in _metric_lines(metric, published.manifest.get("metric")):
+            click.echo(line)
+    problems = [f"{shown}: {c.case}, output '{c.output}': {c.problem}" for c in report.failures]
+    problems += [f"{shown}: {metric['problem']}"] if metric and metric["problem"] else []
+    annotate([Annotation("error", "modelkiln: verify", problem) for problem in problems])
+    if failed:
         sys.exit(1)
+
+
+def _metric_lines(now: Mapping[str, Any] | None, then: Mapping[str, Any] | None) -> list[str]:
+    if now is None:
+        return (
+            [f"metric {then['function']} was {then['value']:g} when it was built; --spec FILE runs it again"]
+            if then
+            else []
+        )
+    eager = f", {now['eager']:g} of the eager model" if now["eager"] is not None else ""
+    return [f"metric {now['function']}: {now['value']:g}{eager} {now['problem']}".rstrip()]

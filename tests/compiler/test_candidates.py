@@ -6,7 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from compiler.candidates import Candidate, Choice, PassReport, choose, refuse_missing_fusions, table
+from compiler.candidate_report import table
+from compiler.candidates import Candidate, Choice, PassReport, choose, refuse_missing_fusions
 from compiler.errors import ModelRefused
 from compiler.spec import Tolerance
 from compiler.verify import ParityReport
@@ -33,10 +34,10 @@ def test_the_fastest_proved_candidate_is_chosen(candidate):
     slow, fast, wrong = candidate("a", 9.0), candidate("b", 5.0), candidate("c", None, "off by 0.3")
     assert choose([slow, fast, wrong]) is fast
     assert table([slow, fast, wrong], fast) == [
-        "candidate                    ms     cosine      MB",
-        "b fp32                     5.00   1.000000     2.5  shipped",
-        "a fp32                     9.00   1.000000     2.5",
-        "c fp32                        -   1.000000     2.5  off by 0.3",
+        "candidate                       ms    cosine        MB",
+        "b fp32                        5.00  1.000000       2.5  shipped",
+        "a fp32                        9.00  1.000000       2.5",
+        "c fp32                           -  1.000000       2.5  off by 0.3",
     ]
 
 

@@ -185,8 +185,8 @@ STOPPED_BUILD = """
 import contextlib, os, sys
 import compiler.progress as progress
 real = progress.terminal_stages
-def stages(prefix, console, total):
-    inner = real(prefix, console, total)
+def stages(*arguments):
+    inner = real(*arguments)
     @contextlib.contextmanager
     def stage(name):
         with inner(name) as log:
