@@ -41,7 +41,7 @@ class NgramIndex:
             tokens.append(token_id)
 
     def propose(self, count: int) -> tuple[int, ...]:
-        """Returns up to `count` tokens that may come next, no more than the match that speaks for them is long.
+        """Returns the `count` tokens that may come next, or none where the last tokens are new.
 
         A match that reaches the end of the text is a loop: the draft goes on with its own tokens.
         """
@@ -54,9 +54,11 @@ class NgramIndex:
             if length > longest:
                 best, longest = place, length
             place = self._earlier.get(place)
+        if not longest:
+            return ()
         size = len(self._tokens)
         draft: list[int] = []
-        for source in range(best, best + min(count, longest)):
+        for source in range(best, best + count):
             draft.append(self._tokens[source] if source < size else draft[source - size])
         return tuple(draft)
 
