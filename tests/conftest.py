@@ -8,8 +8,13 @@ import tempfile
 from collections.abc import Iterator
 
 import pytest
+from hypothesis import settings
 
 from tests.triton_models import TritonAddress, run_triton
+
+# On a busy machine any example may take long.
+settings.register_profile("untimed", settings(deadline=None))
+settings.load_profile("untimed")
 
 
 @pytest.fixture(scope="session")

@@ -28,6 +28,7 @@ def sample_step(
         The tokens by request, and the errors of those that have none.
     """
     wanted: list[tuple[RequestId, SampleRequest]] = []
+    errors: dict[RequestId, LogitsError] = {}
     rows: list[Logits] = []
     first = 0
     for scheduled in output.requests:
@@ -36,7 +37,11 @@ def sample_step(
         mine = logits[first : first + scheduled.num_logits]
         first += scheduled.num_logits
         if request.wants_prompt_logits:
-            _keep_prompt_logprobs(sequence, scheduled.num_computed_tokens, mine)
+            try:
+                _keep_prompt_logprobs(sequence, scheduled.num_computed_tokens, mine)
+            except LogitsError as error:
+                errors[request.request_id] = error
+                continue
         if scheduled.num_computed_tokens + len(scheduled.token_ids) >= request.num_tokens:
             # The scheduler may have had room for fewer drafts than were proposed.
             sequence.draft = sequence.draft.first(len(request.draft_token_ids))
@@ -44,11 +49,10 @@ def sample_step(
             wanted.append((request.request_id, ask))
             rows.append(mine[len(mine) - ask.num_rows :])
     if not wanted:
-        return {}, {}
+        return {}, errors
     # The rows of a step without prompt logits are just the ones to sample: nothing is copied then.
     used = logits if sum(len(r) for r in rows) == len(logits) else np.concatenate(rows)
     sampled: dict[RequestId, Sampled] = {}
-    errors: dict[RequestId, LogitsError] = {}
     for (request_id, _), result in zip(wanted, sample(used, [ask for _, ask in wanted]), strict=True):
         if isinstance(result, LogitsError):
             errors[request_id] = result

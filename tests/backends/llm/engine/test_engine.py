@@ -240,6 +240,32 @@ def test_a_row_of_nan_fails_its_request_and_no_other():
     assert engine.stats().scheduler.num_free_blocks == 64
 
 
+@pytest.mark.parametrize("position", [2, 18, 29])
+def test_nan_in_the_logits_of_a_prompt_fails_its_request_and_no_other(position):
+    """In the first chunk, in a later one, in the last row before the answer's."""
+    engine = make_engine()
+    real = engine._runner.execute
+
+    def execute(output):
+        result = real(output)
+        first = 0
+        for r in output.requests:
+            row = first + position - (r.num_computed_tokens + len(r.token_ids) - r.num_logits)
+            if r.request_id == "bad" and first <= row < first + r.num_logits:
+                result.logits[row, 5] = np.nan
+            first += r.num_logits
+        return result
+
+    engine._runner.execute = execute
+    engine.add_request("bad", [1] * 31, SamplingParams(max_tokens=8, ignore_eos=True, prompt_logprobs=1))
+    engine.add_request("good", "world", SamplingParams(max_tokens=8, ignore_eos=True))
+    outputs = run(engine)
+    assert [o.delta.finish_reason for o in outputs[("bad", 0)]] == [FinishReason.ERROR]
+    assert "nan" in outputs[("bad", 0)][0].error
+    assert sum(len(o.delta.token_ids) for o in outputs[("good", 0)]) == 8
+    assert engine.stats().scheduler.num_free_blocks == 64
+
+
 def test_an_error_before_the_first_token_ends_all_n_answers():
     engine = make_engine()
     engine._runner.execute = lambda output, real=engine._runner.execute: type(real(output))(

@@ -100,7 +100,7 @@ WEIGHTS = st.lists(st.sampled_from([0.0, 0.1, 0.5, 1.0, 2.0]), min_size=4, max_s
 
 
 @given(WEIGHTS, WEIGHTS)
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 def test_the_marginal_is_exact_for_any_p_and_q(p_weights: list[float], q_weights: list[float]) -> None:
     """Not drawn: the chance to be accepted is found by bisection, the residual by going through its numbers evenly."""
     p = np.array(p_weights, dtype=np.float32) / np.float32(sum(p_weights))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from backends.llm.sampling.distribution import Distribution, draw, largest, token_distribution
@@ -30,7 +30,6 @@ def random_logits(seed: int, size: int, *, scale: float = 4.0, levels: int | Non
 
 
 @given(st.integers(0, 2**32), st.sampled_from([1, 7, 300, 2047, 2048, 2500, 5000]), st.data())
-@settings(deadline=None)
 def test_largest_is_a_stable_sort_cut_off(seed: int, size: int, data: st.DataObject) -> None:
     levels = data.draw(st.sampled_from([None, 1, 3]))
     k = data.draw(st.integers(1, size + 2))
@@ -49,7 +48,6 @@ def test_largest_is_a_stable_sort_cut_off(seed: int, size: int, data: st.DataObj
     st.sampled_from([0.0, 0.02, 0.3, 1.0]),
     st.sampled_from([0.3, 1.0, 3.7]),
 )
-@settings(deadline=None)
 def test_the_distribution_is_that_of_the_loops(
     seed: int, size: int, top_k: int, top_p: float, min_p: float, temperature: float
 ) -> None:

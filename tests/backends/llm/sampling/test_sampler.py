@@ -63,7 +63,7 @@ def test_g21_top_k_1_is_greedy_to_the_last_tie() -> None:
 
 
 @given(st.integers(0, 1000), st.sampled_from([2, 50, 2100]))
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 def test_g21_top_k_1_is_greedy_for_any_row(seed: int, vocab_size: int) -> None:
     logits = np.round(rows(seed, 5, vocab_size))
     assert decode(logits, SamplingParams(temperature=0.9, top_k=1)) == logits.argmax(axis=1).tolist()
@@ -102,7 +102,7 @@ PARAMS = st.builds(
 
 
 @given(PARAMS, st.integers(0, 10_000), st.booleans())
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 def test_an_answer_is_that_of_the_loops(params: SamplingParams, seed: int, with_grammar: bool) -> None:
     vocab_size, prompt, stop_token_ids = 40, (1, 2, 2, 5), (0, 7)
     logits = rows(seed, 8, vocab_size)

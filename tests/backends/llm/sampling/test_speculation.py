@@ -6,7 +6,7 @@ import itertools
 import random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from backends.llm.engine.outputs import RequestId
@@ -27,7 +27,6 @@ def tokens_per_s(rates: list[float], plan: tuple[int, ...], time: StepTime, draf
     st.sampled_from([0.001, 0.35, 2.0]),
     st.sampled_from([0.0, 0.2]),
 )
-@settings(deadline=None)
 def test_no_other_plan_gives_more_tokens_per_second(
     rates: list[float], fixed: float, per_token: float, draft_token_s: float
 ) -> None:
