@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from compiler.calibration_spec import METHODS
 from compiler.errors import ModelRefused
 from compiler.precision.calibration import collect_ranges, range_notes
 from compiler.precision.costs import compare_graphs, node_work, shares
@@ -13,9 +14,10 @@ from compiler.precision.dynamic import DYNAMIC_OPS, quantize_dynamic
 from compiler.precision.graph import drop_unused_initializers, prepare
 from compiler.precision.judged import Judge, judge_samples
 from compiler.precision.observe import Samples
-from compiler.precision.quantize import Quantizer, scheme_for, tensors_to_calibrate, weight_of
+from compiler.precision.quantize import Quantizer, Smoothing, scheme_for, tensors_to_calibrate, weight_of
 from compiler.precision.result import CalibrationOptions, HeldNode, PrecisionResult
 from compiler.precision.search import SearchResult, find_holds
+from compiler.precision.smoothing import find_smoothing
 from compiler.precision.support import cpu_flags, weight_bits
 
 if TYPE_CHECKING:
@@ -48,13 +50,21 @@ def quantize_static(model: ir.Model, target: str, samples: Samples, options: Cal
             reason = f"its input '{data.name if data is not None else ''}' {what}"
             held[node.name or ""] = HeldNode(node.name or "", node.op_type, reason)
 
+    smoothing: Mapping[str, Smoothing] = {}
+    if options.method == METHODS[0]:
+        # A percentile clips the outliers; smoothing keeps them.
+        smoothing = find_smoothing(base, candidates, samples, scheme.weight_bits)
+
     def build(names: Set[str]) -> tuple[ir.Model, dict[str, int]]:
         copy = base.clone()
-        quantizer = Quantizer(copy.graph, ranges, scheme)
+        quantizer = Quantizer(copy.graph, ranges, scheme, smoothing)
         quantizer.quantize(names)
         return copy, quantizer.counts
 
-    notes = (*notes, *range_notes({n: r for n, r in ranges.items() if r.finite}, options))
+    if smoothing:
+        notes += (f"outlier channels of {len(smoothing)} tensor(s) are moved into the weights that read them",)
+    told = {n: r for n, r in ranges.items() if r.finite and n not in smoothing}
+    notes += range_notes(told, options)
     return _search(base, "int8", target, candidates, held, build, samples, options, notes)
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from compiler.dtypes import AnyArray
-from compiler.precision.calibration import TensorRange
+from compiler.precision.calibration import Floats, TensorRange
 from compiler.precision.graph import add_initializer, add_node, attribute, constant, insert_after_source
 
 if TYPE_CHECKING:
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 # What passes int8 on between convolutions; the second set keeps its input's scale.
 _CARRIERS = frozenset({"Add", "Concat", "GlobalAveragePool", "AveragePool"})
+# What may be smoothed: products whose data has its channels in the last axis.
+SMOOTHED_OPS = ("MatMul", "Gemm")
 _SAME_SCALE = frozenset({"MaxPool", "Flatten", "Reshape", "Transpose", "Squeeze", "Unsqueeze"})
 
 
@@ -48,6 +50,20 @@ def scheme_for(target: str, weight_bits: int) -> Scheme:
     if target.startswith("tensorrt"):
         return Scheme(unsigned=False, weight_bits=8, int8_chain=False)
     return Scheme(unsigned=True, weight_bits=weight_bits, int8_chain=target == "onnxruntime")
+
+
+@dataclass(frozen=True)
+class Smoothing:
+    """Factors by which the channels of a tensor are divided and the rows of the weights that read it multiplied.
+
+    Attributes:
+        factors: [channels].
+        low, high: the range of the divided tensor, which holds 0.
+    """
+
+    factors: Floats
+    low: float
+    high: float
 
 
 @dataclass(frozen=True)
@@ -114,16 +130,25 @@ class Quantizer:
         graph: is changed.
         ranges: by tensor name.
         scheme: of the target.
+        smoothing: by tensor name (see `smoothing`).
     """
 
-    def __init__(self, graph: ir.Graph, ranges: Mapping[str, TensorRange], scheme: Scheme) -> None:
+    def __init__(
+        self,
+        graph: ir.Graph,
+        ranges: Mapping[str, TensorRange],
+        scheme: Scheme,
+        smoothing: Mapping[str, Smoothing] | None = None,
+    ) -> None:
         self._graph = graph
-        self._ranges = ranges
+        self._ranges = {n: (r.low, r.high) for n, r in ranges.items() if r.finite}
+        self._smoothing = smoothing or {}
+        self._smoothed: dict[str, ir.Value] = {}
         self._scheme = scheme
         self._pairs: dict[str, ir.Value] = {}
         self._dequantized: set[ir.Value] = set()
         self._parameters: dict[str, tuple[ir.Value, ir.Value, float]] = {}
-        self.counts = {"quantized_nodes": 0, "carrier_nodes": 0, "qdq_pairs": 0}
+        self.counts = {"quantized_nodes": 0, "carrier_nodes": 0, "qdq_pairs": 0, "smoothed_tensors": 0}
 
     def quantize(self, names: Set[str]) -> None:
         """Makes the named nodes int8, and for a chain what lies between them."""
@@ -140,6 +165,11 @@ class Quantizer:
         weight = weight_of(node)
         data = node.inputs[0]
         assert weight is not None and data is not None
+        smoothing = self._smoothing.get(_name(data)) if node.op_type in SMOOTHED_OPS else None
+        if smoothing is not None and self._existing(data) is None:
+            data = self._divided(data, smoothing)
+        else:
+            smoothing = None  # what a convolution hands on in int8 is read as it is
         node.replace_input_with(0, self._pair(data))
         scale = self._parameters[_name(data)][2]
         bias = node.inputs[2] if self._scheme.int8_chain and len(node.inputs) > 2 else None
@@ -151,11 +181,27 @@ class Quantizer:
         floor = np.abs(values) / (scale * 2.0**30) if quantize_bias and values is not None else 0.0
         if np.ndim(floor) and np.shape(floor) != (array.shape[weight.axis],):
             quantize_bias, floor = False, 0.0
-        dequantized, weight_scale = self._weight(node.inputs[weight.index], weight.axis, floor)
+        if smoothing is not None:
+            array = np.multiply(array, np.expand_dims(smoothing.factors, weight.axis))
+        dequantized, weight_scale = self._weight(node.inputs[weight.index], array, weight.axis, floor)
         node.replace_input_with(weight.index, dequantized)
         if quantize_bias and bias is not None and values is not None:
             node.replace_input_with(2, self._bias(bias, values, scale * weight_scale.astype(np.float64)))
         self.counts["quantized_nodes"] += 1
+
+    def _divided(self, value: ir.Value, smoothing: Smoothing) -> ir.Value:
+        """Returns the value divided by its channels' factors, for all int8 readers that are no part of a chain."""
+        import onnx_ir
+
+        name = _name(value)
+        if name not in self._smoothed:
+            inverse = add_initializer(self._graph, f"{name}_unsmooth", (1 / smoothing.factors).astype(np.float32))
+            node = add_node("Mul", [value, inverse], f"{name}_smooth", onnx_ir.DataType.FLOAT, value.shape)
+            insert_after_source(self._graph, value, [node])
+            self._smoothed[name] = node.outputs[0]
+            self._ranges[f"{name}_smooth"] = (smoothing.low, smoothing.high)
+            self.counts["smoothed_tensors"] += 1
+        return self._smoothed[name]
 
     def _carry(self, node: ir.Node) -> None:
         """Lets a node between convolutions run on int8 where all its data already is."""
@@ -190,8 +236,7 @@ class Quantizer:
             pair.name, value.name = _name(value), f"{_name(value)}_before_qdq"
 
     def _usable(self, value: ir.Value) -> bool:
-        found = self._ranges.get(_name(value))
-        return found is not None and found.finite
+        return _name(value) in self._ranges
 
     def _existing(self, value: ir.Value) -> ir.Value | None:
         """Returns the dequantised form of a value that has a pair, which it may itself be."""
@@ -219,13 +264,13 @@ class Quantizer:
         return dequantize.outputs[0]
 
     def _activation_parameters(self, name: str) -> tuple[ir.Value, ir.Value, float]:
-        found = self._ranges[name]
+        low, high = self._ranges[name]
         zero: AnyArray
         if self._scheme.unsigned:
-            scale = np.float32((found.high - found.low) / 255 or 1.0)
-            zero = np.array(np.clip(round(-found.low / float(scale)), 0, 255), dtype=np.uint8)
+            scale = np.float32((high - low) / 255 or 1.0)
+            zero = np.array(np.clip(round(-low / float(scale)), 0, 255), dtype=np.uint8)
         else:
-            scale = np.float32(max(-found.low, found.high) / 127 or 1.0)
+            scale = np.float32(max(-low, high) / 127 or 1.0)
             zero = np.array(0, dtype=np.int8)
         scale = max(scale, np.float32(np.finfo(np.float32).tiny))
         return (
@@ -234,12 +279,12 @@ class Quantizer:
             float(scale),
         )
 
-    def _weight(self, value: ir.Value | None, axis: int, floor: AnyArray | float) -> tuple[ir.Value, AnyArray]:
+    def _weight(
+        self, value: ir.Value | None, array: AnyArray, axis: int, floor: AnyArray | float
+    ) -> tuple[ir.Value, AnyArray]:
         import onnx_ir
 
         assert value is not None
-        array = constant(value)
-        assert array is not None
         steps, scale = quantized_weight(array, axis, self._scheme.weight_bits, floor)
         name = _name(value)
         inputs = [
