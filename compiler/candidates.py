@@ -288,21 +288,22 @@ def optimise(
     """Runs the target's passes and writes the precision into the graph.
 
     Half precision comes before the fusions, whose operators have few half-precision kernels and no rules for
-    casts; int8 after them, since a fused node is one to quantise or to hold.
+    casts; int8 after them, since a fused node is one to quantise or to hold. Each pass is judged by the precision
+    that the graph has by then.
     """
-    steps = passes_for(choice.target)
-    before, after = [s for s in steps if not s.fuses], [s for s in steps if s.fuses]
-    judge = _cheapest(cases)
-    model, reports = run_passes(before, model, spec, "fp32", judge, references, work)
+    stages: dict[str, list[Pass]] = {"clean": [], "fuse": [], "last": []}
+    for step in passes_for(choice.target):
+        stages[step.stage].append(step)
     half = choice.precision in HALF and choice.precision not in target_named(choice.target).computed
-    if half:
-        model, report = _convert(model, spec, choice)
-        reports.append(report)
-    model, more = run_passes(after, model, spec, choice.precision if half else "fp32", judge, references, work)
-    reports += more
-    if choice.precision.startswith("int8"):
-        model, report = _convert(model, spec, choice)
-        reports.append(report)
+    int8 = choice.precision.startswith("int8")
+    judge, judged_as, reports = _cheapest(cases), "fp32", []
+    for stage, converts in (("clean", half), ("fuse", int8), ("last", False)):
+        model, more = run_passes(stages[stage], model, spec, judged_as, judge, references, work)
+        reports += more
+        if converts:
+            model, report = _convert(model, spec, choice)
+            reports.append(report)
+            judged_as = choice.precision
     return model, reports
 
 

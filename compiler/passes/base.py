@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -35,13 +35,14 @@ class Pass:
 
     Attributes:
         verify: False only where the rewrite cannot change a number.
-        fuses: whether it makes operators that only its target knows; half precision is written before these.
+        stage: when it runs. `clean` first; then half precision is written; then `fuse`, which makes operators that only
+            the target knows; then int8 is written; `last` what would take nodes away from that choice.
     """
 
     name: str
     run: Callable[[ir.Model], PassResult]
     verify: bool = True
-    fuses: bool = False
+    stage: Literal["clean", "fuse", "last"] = "clean"
 
 
 def num_nodes(model: ir.Model) -> int:

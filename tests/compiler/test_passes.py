@@ -12,7 +12,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from compiler.passes import Pass, passes_for
+from compiler.passes.cancel_casts import cancel_casts
 from compiler.passes.fold_constants import fold_constants
+from compiler.passes.merge_products import merge_products
 from compiler.passes.prune_inputs import prune_inputs
 from compiler.passes.strip_metadata import strip_metadata
 from compiler.targets.onnxruntime import open_session, write_onnx
@@ -151,3 +153,141 @@ def test_strip_metadata_leaves_no_trace_of_the_machine(tmp_path):
     assert result.counts == {"nodes_cleaned": 1}
     write_onnx(result.model, tmp_path)
     assert b"somebody" not in (tmp_path / "model.onnx").read_bytes()
+
+
+def _projections(biased: tuple[bool, ...], rank: int = 3, outputs: tuple[str, ...] = ()) -> onnx.ModelProto:
+    """Products of one input with constant weights of widths 4, 5, 6, ..., each squared so that none is an output."""
+    rng = np.random.default_rng(0)
+    nodes, weights = [], {}
+    for index, has_bias in enumerate(biased):
+        weights[f"w{index}"] = rng.standard_normal((SIZE, 4 + index))
+        nodes.append(onnx.helper.make_node("MatMul", ["x", f"w{index}"], [f"p{index}"]))
+        last = f"p{index}"
+        if has_bias:
+            weights[f"b{index}"] = rng.standard_normal(4 + index)
+            nodes.append(onnx.helper.make_node("Add", [f"b{index}", f"p{index}"], [f"a{index}"]))
+            last = f"a{index}"
+        nodes.append(onnx.helper.make_node("Mul", [last, last], [f"y{index}"]))
+    shape = ["batch", "length", SIZE][-rank:]
+    names = [*(f"y{i}" for i in range(len(biased))), *outputs]
+    graph = onnx.helper.make_graph(
+        nodes,
+        "g",
+        [onnx.helper.make_tensor_value_info("x", 1, shape)],
+        [onnx.helper.make_tensor_value_info(n, 1, [*shape[:-1], 4 + int(n[1:])]) for n in names],
+        [onnx.numpy_helper.from_array(w.astype(np.float32), n) for n, w in weights.items()],
+    )
+    return onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 20)], ir_version=10)
+
+
+def _merged(proto: onnx.ModelProto, folder: Path, x: np.ndarray) -> tuple[dict[str, int], list[str]]:
+    """Merges, compares every output before and after, and returns the counts and the operators left."""
+    write_onnx(ir.from_proto(proto), folder)
+    want = open_session(folder, 1)({"x": x})
+    result = merge_products(ir.from_proto(proto))
+    write_onnx(result.model, folder)
+    onnx.checker.check_model(str(folder / "model.onnx"), full_check=True)
+    got = open_session(folder, 1)({"x": x})
+    assert set(got) == set(want)
+    for name, array in want.items():
+        np.testing.assert_allclose(got[name], array, rtol=1e-5, atol=1e-5)
+    return result.counts, [node.op_type for node in result.model.graph if node.op_type != "Mul"]
+
+
+X = np.random.default_rng(1).standard_normal((2, 3, SIZE)).astype(np.float32)
+
+
+def test_query_key_and_value_become_one_product(tmp_path):
+    counts, operators = _merged(_projections((True, True, True)), tmp_path, X)
+    assert counts == {"products_merged": 3, "merged_into": 1} and operators == ["MatMul", "Add", "Split"]
+
+
+def test_gate_and_up_without_biases_become_one_product(tmp_path):
+    counts, operators = _merged(_projections((False, False), rank=2), tmp_path, X[0])
+    assert counts == {"products_merged": 2, "merged_into": 1} and operators == ["MatMul", "Split"]
+
+
+def test_products_with_and_without_a_bias_are_merged_apart(tmp_path):
+    counts, operators = _merged(_projections((True, False, True, False)), tmp_path, X)
+    assert counts == {"products_merged": 4, "merged_into": 2}
+    assert sorted(operators) == ["Add", "MatMul", "MatMul", "Split", "Split"]
+
+
+def test_a_product_that_is_an_output_or_alone_stays(tmp_path):
+    counts, operators = _merged(_projections((False, False), outputs=("p1",)), tmp_path, X)
+    assert counts == {"products_merged": 0, "merged_into": 0} and operators == ["MatMul", "MatMul"]
+
+
+def test_a_weight_that_two_products_share_is_kept_for_the_one_that_stays(tmp_path):
+    proto = _projections((False, False))
+    proto.graph.node.append(onnx.helper.make_node("MatMul", ["z", "w0"], ["y2"]))
+    proto.graph.input.append(onnx.helper.make_tensor_value_info("z", 1, ["batch", SIZE]))
+    proto.graph.output.append(onnx.helper.make_tensor_value_info("y2", 1, ["batch", 4]))
+    result = merge_products(ir.from_proto(proto))
+    assert result.counts == {"products_merged": 2, "merged_into": 1} and "w0" in result.model.graph.initializers
+    assert "w1" not in result.model.graph.initializers
+    write_onnx(result.model, tmp_path)
+    assert open_session(tmp_path, 1)({"x": X, "z": X[0]})["y2"].shape == (3, 4)
+
+
+def _chain(nodes, extra=()) -> tuple[list[str], dict[str, int]]:
+    """Folds a graph from x to y over [batch, 6] and returns its operators and the counts."""
+    model = _tiny([*extra, *nodes])
+    result = fold_constants(model)
+    return [node.op_type for node in result.model.graph], result.counts
+
+
+def _casts(*types: int) -> ir.Model:
+    """A graph that casts x to each type in turn and ends with a Relu."""
+    names = ["x", *(f"c{i}" for i in range(len(types)))]
+    nodes = [onnx.helper.make_node("Cast", [a], [b], to=t) for a, b, t in zip(names, names[1:], types, strict=False)]
+    return fold_constants(_tiny([*nodes, onnx.helper.make_node("Relu", [names[-1]], ["y"])])).model
+
+
+@pytest.mark.parametrize(
+    ("types", "left"),
+    [
+        ((onnx.TensorProto.DOUBLE, onnx.TensorProto.FLOAT), 0),  # widened and back: nothing
+        ((onnx.TensorProto.FLOAT16, onnx.TensorProto.FLOAT), 2),  # through fp16 is a rounding, which stays
+        ((onnx.TensorProto.FLOAT16, onnx.TensorProto.DOUBLE, onnx.TensorProto.FLOAT), 2),  # one rounding, one way back
+        ((onnx.TensorProto.INT64, onnx.TensorProto.FLOAT), 2),  # cuts the fraction off
+    ],
+)
+def test_casts_are_cancelled_only_where_nothing_is_rounded(tmp_path, types, left):
+    x = np.array([[0.1, -2.7, 3.3, 1e-9, 70.5, 2.0]], dtype=np.float32)
+    want = _run(_casts(*types), tmp_path, {"x": x})
+    result = cancel_casts(_casts(*types))
+    assert [node.op_type for node in result.model.graph].count("Cast") == left
+    np.testing.assert_array_equal(_run(result.model, tmp_path, {"x": x}), want)
+
+
+def test_an_int64_in_a_float64_is_not_exact(tmp_path):
+    """numpy calls this cast safe; 2**53 + 1 shows that it is not."""
+    node = onnx.helper.make_node
+    model = ir.from_proto(onnx.helper.make_model(onnx.helper.make_graph(
+        [node("Cast", ["x"], ["d"], to=11), node("Cast", ["d"], ["i"], to=7), node("Abs", ["i"], ["y"])],
+        "g",
+        [onnx.helper.make_tensor_value_info("x", 7, [1])],
+        [onnx.helper.make_tensor_value_info("y", 7, [1])],
+    ), opset_imports=[onnx.helper.make_opsetid("", 20)], ir_version=10))  # fmt: skip
+    result = cancel_casts(fold_constants(model).model)
+    assert result.counts == {"casts_cancelled": 0}
+    assert _run(result.model, tmp_path, {"x": np.array([2**53 + 1])}).tolist() == [2**53]
+
+
+def test_transposes_that_cancel_are_removed():
+    node = onnx.helper.make_node
+    pair = [node("Transpose", ["x"], ["t"], perm=[1, 0]), node("Transpose", ["t"], ["u"], perm=[1, 0])]
+    operators, counts = _chain([*pair, node("Relu", ["u"], ["y"])])
+    assert operators == ["Relu"] and counts["transpose"] == 2
+
+
+def test_a_reshape_after_a_reshape_is_one():
+    node, constant = onnx.helper.make_node, onnx.numpy_helper.from_array
+    extra = [
+        node("Constant", [], ["wide"], value=constant(np.array([-1, 2, 3], dtype=np.int64))),
+        node("Constant", [], ["flat"], value=constant(np.array([-1, SIZE], dtype=np.int64))),
+    ]
+    nodes = [node("Reshape", ["x", "wide"], ["a"]), node("Reshape", ["a", "flat"], ["b"]), node("Relu", ["b"], ["y"])]
+    operators, counts = _chain(nodes, extra)
+    assert operators.count("Reshape") <= 1 and counts["reshape"] >= 1
