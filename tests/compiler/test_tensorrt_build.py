@@ -80,6 +80,7 @@ def test_the_manifest_holds_what_the_engine_was_made_of(built):
     assert [p["name"] for p in manifest["passes"]] == [
         "strip_metadata",
         "fold_constants",
+        "cancel_casts",
         "deduplicate",
         "prune_inputs",
     ]
