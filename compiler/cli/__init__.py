@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from compiler import __version__
-from compiler.cli import build, cache, check, doctor, explain, serve, verify
+from compiler.cli import build, cache, check, doctor, explain, kv_plan, serve, verify
 from compiler.cli.common import EXIT_CODES
 
 
@@ -23,5 +23,5 @@ def main() -> None:
     """
 
 
-for _module in (build, serve, check, verify, explain, doctor, cache):
+for _module in (build, serve, check, verify, explain, doctor, cache, kv_plan):
     main.add_command(_module.command)
