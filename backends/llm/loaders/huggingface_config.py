@@ -74,12 +74,12 @@ def config_from_huggingface(values: Mapping[str, Any], shown: str) -> DecoderCon
     """
     c = _Keys(shown, values)
     kind = values.get("model_type")
-    if kind not in MODEL_TYPES:
+    if not isinstance(kind, str) or kind not in MODEL_TYPES:
         c.refuse("model_type", one_of(MODEL_TYPES))
     for key, wanted in _FIXED.items():
         if values.get(key) not in (None, wanted):
             c.refuse(key, f"{wanted}: the decoder has no other")
-    architecture = MODEL_TYPES[str(kind)]
+    architecture = MODEL_TYPES[kind]
     if architecture != "qwen2" and c.flag("attention_bias", default=False):
         c.refuse("attention_bias", "false: the decoder has no bias after attention")
     heads, hidden = c.integer("num_attention_heads"), c.integer("hidden_size")

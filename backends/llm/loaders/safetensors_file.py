@@ -58,7 +58,7 @@ def open_safetensors(path: Path, shown: str) -> SafetensorsFile:
     """Reads and checks the header.
 
     Raises:
-        ModelRefused: no such file, or no safetensors file.
+        ModelRefused: no such file, no safetensors file, or an empty tensor in it.
     """
     from safetensors import SafetensorError, safe_open
 
@@ -77,5 +77,7 @@ def open_safetensors(path: Path, shown: str) -> SafetensorsFile:
     tensors = {}
     for name, entry in header.items():
         begin, end = entry["data_offsets"]
+        if begin == end:
+            raise ModelRefused(f"{shown}: tensor '{name}' has the shape {entry['shape']}; allowed: none is 0")
         tensors[name] = StoredTensor(name, entry["dtype"], tuple(entry["shape"]), start + begin, end - begin)
     return SafetensorsFile(shown, tensors, file)
