@@ -14,13 +14,14 @@ import numpy as np
 import openvino as ov
 import openvino.opset15 as ops
 
-from backends.llm.loaders.base import DenseWeight, LoadedModel
+from backends.llm.loaders.base import DenseWeight, LoadedModel, Weight
 from backends.llm.models import names
 from backends.llm.models.config import DecoderConfig
 from backends.llm.models.rope import rotation
 from backends.llm.models.weights import stack, values
 from backends.llm.runners.openvino.attention import PagedInputs, paged_attention
-from backends.llm.runners.openvino.constants import constant, converted, embedding_rows, matrix
+from backends.llm.runners.openvino.constants import constant, embedding_rows, matrix
+from backends.llm.runners.openvino.forms import converted, with_sums
 from backends.llm.runners.openvino.options import WeightFormat
 from compiler.errors import ModelRefused
 
@@ -72,7 +73,7 @@ class _Builder:
         # Only the rows that were asked for reach the head, which is a fifth of a small model's work.
         rows = ops.gather(hidden, self._inputs.logits_indices, constant(np.int32(0)))
         head = names.EMBEDDING if c.tie_word_embeddings else names.HEAD
-        logits = self._product(self._norm(rows, names.FINAL_NORM), matrix(self._weights[head], self._form))
+        logits = self._product(self._norm(rows, names.FINAL_NORM), converted(self._weights[head], self._form))
         logits = _capped(logits, c.logits_softcap)
         result = ops.result(logits)
         result.output(0).get_tensor().set_names({"logits"})
@@ -119,21 +120,36 @@ class _Builder:
         weights = [converted(self._weights[f"{prefix}{part}.weight"], self._form) for part in parts]
         together = stack(weights)
         if together is not None:
-            result = self._product(hidden, matrix(together, self._form))
+            result = self._product(hidden, together)
         else:
-            result = ops.concat([self._product(hidden, matrix(w, self._form)) for w in weights], 1)
+            result = ops.concat([self._product(hidden, w) for w in weights], 1)
         if f"{prefix}{parts[0]}.bias" not in self._weights:
             return result
         biases = np.concatenate([values(self._weights[f"{prefix}{part}.bias"]) for part in parts])
         return ops.add(result, constant(biases[None]))
 
-    def _product(self, hidden: ov.Node | ov.Output, weight: ov.Node) -> ov.Node:
-        return ops.matmul(hidden, weight, False, True)
+    def _product(self, hidden: ov.Node | ov.Output, weight: Weight) -> ov.Node:
+        summed = with_sums(weight) if self._form == "u4" else None
+        if isinstance(weight, DenseWeight) or summed is None:
+            return ops.matmul(hidden, matrix(weight), False, True)
+        added = summed.codes.shape[1] - weight.codes.shape[1]
+        widened = _with_group_sums(hidden, weight.codes.shape[1] // weight.group_size, weight.group_size, added)
+        return ops.matmul(widened, matrix(summed), False, True)
 
     def _norm(self, hidden: ov.Node | ov.Output, name: str) -> ov.Node:
         weight = self._weights[name]
         assert isinstance(weight, DenseWeight), name
         return _rms_norm(hidden, values(weight) + np.float32(self.config.norm_offset), self.config.rms_norm_eps)
+
+
+def _with_group_sums(hidden: ov.Node | ov.Output, groups: int, size: int, added: int) -> ov.Node:
+    """Returns [num_tokens, groups * size + added]: the input, the sum of each of its groups, and zeros."""
+    sums = ops.reshape(hidden, constant(np.array([0, groups, size], dtype=np.int64)), True)
+    sums = ops.reduce_sum(sums, constant(np.array([2], dtype=np.int64)), False)
+    if added > groups:
+        ends = constant(np.array([0, 0], dtype=np.int64)), constant(np.array([0, added - groups], dtype=np.int64))
+        sums = ops.pad(sums, *ends, "constant", constant(np.float32(0)))
+    return ops.concat([hidden, sums], 1)
 
 
 def _rms_norm(hidden: ov.Node | ov.Output, weight: npt.NDArray[np.float32], eps: float) -> ov.Node:

@@ -7,8 +7,8 @@ from typing import Literal, get_args
 
 from compiler.errors import UsageError
 
-WeightFormat = Literal["stored", "u8", "bf16", "f32"]
-CachePrecision = Literal["auto", "u8", "bf16", "f16", "f32"]
+WeightFormat = Literal["u4", "u8", "bf16", "f32", "stored"]
+CachePrecision = Literal["auto", "u8"]
 
 
 @dataclass(frozen=True)
@@ -18,15 +18,17 @@ class OpenVinoOptions:
     Attributes:
         kv_cache_bytes: memory for keys and values; the number of blocks follows from it.
         exact: float32 everywhere and no quantised activations, whatever the other options say.
-        weights: "stored" keeps what the file has, to the bit; "u8" widens 4-bit codes whose zero points are no whole
-            numbers, which the integer kernels need; "bf16" and "f32" are the values themselves.
-        kv_cache_precision: "auto" is bf16 where the processor computes in it, else f32.
+        weights: "u4" and "u8" are forms of a file's codes for integer kernels (see forms.py), and leave other weights
+            as they are; "bf16" and "f32" are the values themselves; "stored" is what the file has, float zero points
+            and all, which is slower.
+        kv_cache_precision: "auto" is what attention computes in: bf16 where the processor has it, f32 elsewhere and in
+            exact mode; "u8" needs about half of bf16's memory.
         num_threads: 0 is OpenVINO's own choice.
     """
 
     kv_cache_bytes: int = 1 << 30
     exact: bool = False
-    weights: WeightFormat = "u8"
+    weights: WeightFormat = "u4"
     kv_cache_precision: CachePrecision = "auto"
     num_threads: int = 0
 

@@ -92,9 +92,9 @@ def _compile(graph: ov.Model, options: OpenVinoOptions) -> ov.CompiledModel:
             "DYNAMIC_QUANTIZATION_GROUP_SIZE": 0,
         }
     else:
-        has_bf16 = "BF16" in core.get_property("CPU", "OPTIMIZATION_CAPABILITIES")
-        precision = options.kv_cache_precision
-        settings["KV_CACHE_PRECISION"] = ("bf16" if has_bf16 else "f32") if precision == "auto" else precision
+        compute = "bf16" if "BF16" in core.get_property("CPU", "OPTIMIZATION_CAPABILITIES") else "f32"
+        settings["INFERENCE_PRECISION_HINT"] = compute
+        settings["KV_CACHE_PRECISION"] = compute if options.kv_cache_precision == "auto" else "u8"
     return core.compile_model(graph, "CPU", settings)
 
 

@@ -56,7 +56,7 @@ def _transformers(model: LoadedModel) -> torch.nn.Module:
         theirs = hf.Gemma3ForCausalLM(
             hf.Gemma3TextConfig(
                 **common,
-                query_pre_attn_scalar=c.query_scale**-2,
+                query_pre_attn_scalar=round(c.query_scale**-2),
                 sliding_window=c.sliding_window,
                 layer_types=[kinds[w] for w in c.windowed_layers],
                 rope_parameters={
