@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import zlib
 from dataclasses import dataclass
 
@@ -110,15 +111,43 @@ def _values(tensor: InputSpec, sizes: dict[str, int], rng: np.random.Generator, 
         return _padding_mask(shape, rng, padded).astype(tensor.dtype.numpy)
     low, high = tensor.range
     values: AnyArray
+    ends = _whole_range(tensor)
     if extreme:
-        values = np.full(shape, low if extreme == "low" else high, dtype=tensor.dtype.numpy)
+        low, high = _end_of_range(tensor, extreme)
+    if extreme and tensor.dtype.name == "bool":
+        values = np.full(shape, extreme == "high")
     elif tensor.dtype.is_integer:
-        values = rng.integers(int(low), int(high), shape, endpoint=True, dtype=tensor.dtype.numpy)  # type: ignore[arg-type]
+        bounds = max(int(low), int(ends[0])), min(int(high), int(ends[1]))
+        values = rng.integers(*bounds, shape, endpoint=True, dtype=tensor.dtype.numpy)  # type: ignore[arg-type]
     elif tensor.dtype.name == "bool":
         values = rng.integers(0, 2, shape).astype(np.bool_)
     else:
         values = rng.uniform(low, high, shape).astype(tensor.dtype.numpy)
+    if extreme and values.size:
+        values.flat[0] = ends[extreme == "high"]
     return values
+
+
+def _whole_range(tensor: InputSpec) -> tuple[float, float]:
+    """Returns the smallest and largest value; a bound of int64 may have been rounded up on its way through a float."""
+    low, high = tensor.range
+    if tensor.dtype.is_integer:
+        limits = np.iinfo(tensor.dtype.numpy)  # type: ignore[type-var]
+        return max(int(low), int(limits.min)), min(int(high), int(limits.max))
+    return low, high
+
+
+def _end_of_range(tensor: InputSpec, extreme: str) -> tuple[float, float]:
+    """Returns the lowest or highest sixteenth of a range.
+
+    Not one value everywhere: that would make every comparison inside the model a tie (which of equal scores comes
+    first?) and every variance 0, whose rounding a normalisation multiplies. Neither says anything about the file.
+    """
+    low, high = tensor.range
+    part = low + (high - low) / 16 if extreme == "low" else high - (high - low) / 16
+    if tensor.dtype.is_integer:
+        part = math.floor(part) if extreme == "low" else math.ceil(part)
+    return (low, part) if extreme == "low" else (part, high)
 
 
 def _padding_mask(shape: tuple[int, ...], rng: np.random.Generator, padded: bool) -> AnyArray:

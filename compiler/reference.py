@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import inspect
+import warnings
 from collections.abc import Mapping
-from dataclasses import fields, is_dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from compiler.calling import flatten_outputs, nested_inputs
 from compiler.cases import Case
-from compiler.dtypes import AnyArray
+from compiler.dtypes import DTYPES, AnyArray
 from compiler.errors import ModelRefused, did_you_mean, one_of, where_it_failed
 from compiler.spec import ModelSpec
 from compiler.tensors import BATCH_DIM
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def check_signature(module: torch.nn.Module, spec: ModelSpec) -> None:
-    """Binds the spec's inputs to `forward` by name, never by position.
+    """Binds the spec's inputs to `forward` by name, never by position; `batch.left` is an entry of a dict `batch`.
 
     Raises:
         SpecError: an input that `forward` does not have, or a required one that the spec lacks.
@@ -28,71 +29,81 @@ def check_signature(module: torch.nn.Module, spec: ModelSpec) -> None:
     parameters = inspect.signature(module.forward).parameters
     takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
     names = [n for n, p in parameters.items() if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+    unnamed = [n for n, p in parameters.items() if p.kind in (p.VAR_POSITIONAL, p.POSITIONAL_ONLY)]
     given = [t.name for t in spec.inputs]
+    tops = [name.partition(".")[0] for name in given]
     inputs = spec.at("inputs")
-    for index, name in enumerate(given):
-        if name not in names and not takes_any:
+    hint = "an entry of an input that is a dict or a list is named as in batch.left or images.0"
+    if unnamed:
+        hint = f"'{unnamed[0]}' has no name to call it by: wrap the model in a module with named parameters"
+    for index, (name, top) in enumerate(zip(given, tops, strict=True)):
+        if top not in names and not takes_any:
             inputs.value[index].fail(
-                f"forward() has no input '{name}'{did_you_mean(name, names)}; its inputs: {one_of(names)}"
+                f"forward() has no input '{top}'{did_you_mean(top, names)}; its inputs: {one_of(names)}", hint=hint
             )
+        if any(other.startswith(f"{name}.") for other in given):
+            inputs.value[index].fail(f"'{name}' cannot be a tensor and hold other inputs too")
     needed = [n for n in names if parameters[n].default is inspect.Parameter.empty]
     for name in needed:
-        if name not in given:
+        if name not in tops:
             inputs.fail(f"forward() needs the input '{name}', which the spec lacks; it has: {one_of(given)}")
-
-
-def flatten_outputs(result: Any, spec: ModelSpec) -> tuple[Any, ...]:
-    """Returns the output tensors in the spec's order; keys are matched by name, tuples by position.
-
-    Raises:
-        ModelRefused: the names or the number of outputs are not those of the spec.
-    """
-    wanted = [o.name for o in spec.outputs]
-    if is_dataclass(result) and not isinstance(result, (type, Mapping)):
-        result = {f.name: getattr(result, f.name) for f in fields(result)}
-    if isinstance(result, tuple) and hasattr(result, "_fields"):
-        result = dict(zip(result._fields, result, strict=True))
-    if isinstance(result, Mapping):
-        present = {k: v for k, v in result.items() if v is not None}
-        for name in wanted:
-            if name not in present:
-                raise ModelRefused(
-                    f"forward() returns no output '{name}'{did_you_mean(name, present)}; it returns: {one_of(present)}",
-                    hint="outputs that come as a dict are matched by key, in any order",
-                )
-        return tuple(present[name] for name in wanted)
-    values = tuple(result) if isinstance(result, (tuple, list)) else (result,)
-    values = tuple(v for v in values if v is not None)
-    if len(values) != len(wanted):
-        raise ModelRefused(
-            f"forward() returns {len(values)} output(s), the spec names {len(wanted)}: {', '.join(wanted)}"
-        )
-    return values
 
 
 def run_reference(module: torch.nn.Module, spec: ModelSpec, case: Case) -> dict[str, AnyArray]:
     """Runs the eager model on one case.
 
     Raises:
-        ModelRefused: the model itself fails at these sizes or values, or answers with NaN or infinity.
+        ModelRefused: the model itself fails at these sizes or values, or answers with NaN, infinity or a type
+            that Triton does not have.
     """
     import torch
 
     inputs = {name: torch.from_numpy(np.array(array)) for name, array in case.inputs.items()}
     try:
-        with torch.inference_mode():
-            result = module(**inputs)
+        with torch.inference_mode(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch's advice to developers; each case would print it again
+            result = module(**nested_inputs(inputs))
     except Exception as error:
         raise ModelRefused(
-            f"the PyTorch model itself fails at {case.name}: {where_it_failed(error)}", hint=narrow(spec)
+            f"the PyTorch model itself fails at {case.name}: {where_it_failed(error)}",
+            hint=_failure_hint(str(error), module, spec),
         ) from error
-    outputs: dict[str, AnyArray] = {}
-    for spec_output, value in zip(spec.outputs, flatten_outputs(result, spec), strict=True):
-        if not isinstance(value, torch.Tensor):
-            raise ModelRefused(f"output '{spec_output.name}' is {type(value).__name__}, not a tensor")
-        outputs[spec_output.name] = value.detach().cpu().numpy()
+    names = [o.name for o in spec.outputs]
+    outputs = {n: _array(n, v) for n, v in zip(names, flatten_outputs(result, names), strict=True)}
     check_finite(outputs, case, "the PyTorch model")
     return outputs
+
+
+def _array(name: str, value: Any) -> AnyArray:
+    import torch
+
+    if not isinstance(value, torch.Tensor):
+        raise ModelRefused(
+            f"output '{name}' is {type(value).__name__}, not a tensor",
+            hint="return it as a tensor, or leave it out of the spec where outputs are matched by name",
+        )
+    dtype = str(value.dtype).removeprefix("torch.")
+    if dtype not in DTYPES or value.layout is not torch.strided or value.is_nested:
+        form, advice = dtype, "torch.view_as_real(y)" if value.is_complex() else "y.float()"
+        if dtype in DTYPES:
+            form, advice = "a sparse or nested tensor", "y.to_dense(), or y.to_padded_tensor(0)"
+        raise ModelRefused(f"output '{name}' is {form}, which is not served", hint=f"return {advice} instead")
+    array: AnyArray = value.detach().cpu().numpy()
+    return array
+
+
+def _failure_hint(text: str, module: torch.nn.Module, spec: ModelSpec) -> str:
+    """Returns what to change where the eager model fails."""
+    if ("dtype" in text and "same" in text) or "expected scalar type" in text:
+        types = sorted({str(p.dtype).removeprefix("torch.") for p in module.parameters()})
+        given = ", ".join(f"{t.name} {t.dtype.name}" for t in spec.inputs)
+        return (
+            f"the weights are {one_of(types)}, the spec's inputs {given}: return model.float() from the factory "
+            "(precision: fp16 or bf16 in the spec writes the lower type), or give the inputs the weights' dtype"
+        )
+    if "when training" in text:
+        return "a batch norm computes the statistics of the request: give it training=False, or call eval() on it"
+    return narrow(spec)
 
 
 def check_finite(outputs: Mapping[str, AnyArray], case: Case, model: str) -> None:
@@ -134,4 +145,5 @@ def narrow(spec: ModelSpec) -> str:
     ranges = ", ".join(f"{d.name} {d.min}..{d.max}" for d in spec.dims.values())
     if not ranges:
         return "fix the model, or the input's shape and range in the spec"
-    return f"the spec promises every size in {ranges}: fix the model, or narrow the dims"
+    same = "; dims that must be equal need one name" if len(spec.dims) > 1 else ""
+    return f"the spec promises every size in {ranges}: fix the model, or narrow the dims{same}"

@@ -72,6 +72,12 @@ class ParityReport:
         }
 
 
+_TIES = (
+    "which index comes first among equal or nearly equal scores (topk, sort, argmax) is not defined: "
+    "return the scores, and take the index where they are read"
+)
+
+
 def compare(case: str, output: str, want: AnyArray, got: AnyArray, tolerance: Tolerance) -> Comparison:
     """Compares one output; NaN or infinity in `got` fails, integers must be equal."""
 
@@ -147,6 +153,8 @@ def failure_text(report: ParityReport, known_limits: str = "") -> str:
     worst = max(report.failures, key=lambda c: (c.outliers, c.max_abs))
     limits = report.tolerance
     atol = "not judged" if limits.atol is None else f"{limits.atol:g}"
+    if worst.problem.endswith("of the elements differ"):
+        known_limits = "; ".join(filter(None, (known_limits, _TIES)))
     return (
         f"the compiled file does not answer as the model does: {len(report.failures)} of "
         f"{len(report.comparisons)} comparisons failed. Worst: {worst.case}, output '{worst.output}': "
