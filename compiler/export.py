@@ -6,20 +6,38 @@ import contextlib
 import logging
 import re
 import warnings
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from compiler.calling import flatten_outputs, nested_inputs
 from compiler.cases import Case
-from compiler.errors import ModelRefused, where_it_failed
-from compiler.reference import flatten_outputs
+from compiler.errors import ModelRefused
+from compiler.export_operators import translations
+from compiler.export_refusals import (
+    conversion_refusal,
+    export_refusal,
+    hidden_prints,
+    refuse_baked_operators,
+    user_line,
+)
+from compiler.guards import guards_of, unproved_guards
+from compiler.recurrent import recurrent_layers_whole
 from compiler.spec import ModelSpec
 
 if TYPE_CHECKING:
     import onnx_ir as ir
     import torch
 
-_SHAPE_OPS = ("view", "_unsafe_view", "reshape", "expand", "unflatten", "arange", "full", "zeros", "ones")
+
+_RANDOM = (
+    "RandomNormal",
+    "RandomNormalLike",
+    "RandomUniform",
+    "RandomUniformLike",
+    "Multinomial",
+    "Bernoulli",
+)
 
 
 @dataclass(frozen=True)
@@ -49,32 +67,12 @@ def export_onnx(module: torch.nn.Module, spec: ModelSpec, case: Case) -> Exporte
     import torch
     from onnx_ir.passes.common import NameFixPass
 
-    wrapper = _by_name(module, spec)
-    args = tuple(torch.from_numpy(case.inputs[t.name].copy()) for t in spec.inputs)
-    # min=1: export treats 0 and 1 as special, but a file that serves one request must accept 1.
-    dims = {d.name: torch.export.Dim(d.name, min=d.min, max=d.max) for d in spec.dims.values() if d.max > d.min}
-    shapes = tuple(
-        {axis: dims[s] for axis, s in enumerate(t.shape) if isinstance(s, str) and s in dims} for t in spec.inputs
-    )
     with quiet():
-        try:
-            program = torch.export.export(wrapper, args, dynamic_shapes=(shapes,))
-        except Exception as error:
-            raise _refusal(error, wrapper, args, spec, case) from error
-        try:
-            onnx_program = torch.onnx.export(
-                program,
-                dynamo=True,
-                input_names=[t.name for t in spec.inputs],
-                output_names=[o.name for o in spec.outputs],
-                opset_version=spec.opset,
-                optimize=False,
-                verbose=False,
-            )
-        except Exception as error:
-            raise ModelRefused(f"the ONNX exporter failed: {_conversion_cause(error)}") from error
-    assert onnx_program is not None
-    model = onnx_program.model
+        model, notes = _converted(module, spec, case)
+        shared = _shared_outputs(model)
+        if shared:
+            # An input that is returned as it is, or one value twice: a value of a graph has one name.
+            model, notes = _converted(module, spec, case, copied=shared)
     # The exporter names inner values after operators ("embedding", "linear"); an output may be called the same.
     NameFixPass()(model)
     opset = model.opset_imports.get("", 0)
@@ -85,12 +83,73 @@ def export_onnx(module: torch.nn.Module, spec: ModelSpec, case: Case) -> Exporte
         )
     _name_dims(model, spec)
     check_interface(model, spec)
-    return Exported(model, f"torch.onnx.export(dynamo=True), torch {torch.__version__}", opset)
+    refuse_random(model)
+    return Exported(model, f"torch.onnx.export(dynamo=True), torch {torch.__version__}", opset, notes)
 
 
-def _by_name(module: torch.nn.Module, spec: ModelSpec) -> torch.nn.Module:
+def _converted(
+    module: torch.nn.Module, spec: ModelSpec, case: Case, copied: Collection[int] = ()
+) -> tuple[ir.Model, tuple[str, ...]]:
+    """Returns the exporter's graph, and notes for the report; the outputs at the positions `copied` are copies."""
+    import torch
+
+    program, notes = _traced(_by_name(module, spec, copied), spec, case)
+    notes += _cast_reversed_subtractions(program)
+    refuse_baked_operators(program)
+    try:
+        onnx_program = torch.onnx.export(
+            program,
+            dynamo=True,
+            input_names=[t.name for t in spec.inputs],
+            output_names=[o.name for o in spec.outputs],
+            opset_version=spec.opset,
+            custom_translation_table=translations(),
+            optimize=False,
+            verbose=False,
+        )
+    except Exception as error:
+        raise conversion_refusal(error) from error
+    assert onnx_program is not None
+    return onnx_program.model, notes
+
+
+def _traced(
+    wrapper: torch.nn.Module, spec: ModelSpec, case: Case
+) -> tuple[torch.export.ExportedProgram, tuple[str, ...]]:
+    """Traces with the spec's dims; a guard that holds for all their sizes is not held against the model."""
+    import torch
+
+    args = tuple(torch.from_numpy(case.inputs[t.name].copy()) for t in spec.inputs)
+    # min=1: export treats 0 and 1 as special, but a file that serves one request must accept 1.
+    dims = {d.name: torch.export.Dim(d.name, min=d.min, max=d.max) for d in spec.dims.values() if d.max > d.min}
+    shapes = tuple(
+        {axis: dims[s] for axis, s in enumerate(t.shape) if isinstance(s, str) and s in dims} for t in spec.inputs
+    )
+
+    def trace(defer: bool) -> torch.export.ExportedProgram:
+        with hidden_prints(), recurrent_layers_whole():
+            return torch.export.export(
+                wrapper, args, dynamic_shapes=(shapes,), prefer_deferred_runtime_asserts_over_guards=defer
+            )
+
+    try:
+        return trace(defer=False), ()
+    except Exception as error:
+        guards = guards_of(str(error), spec)
+        if not guards or unproved_guards(guards, spec):
+            raise export_refusal(error, wrapper, args, spec, case) from error
+    try:
+        program = trace(defer=True)
+    except Exception as error:
+        raise export_refusal(error, wrapper, args, spec, case) from error
+    return program, tuple(f"note: the exporter could not prove {g}; tried for all sizes, it holds" for g in guards)
+
+
+def _by_name(module: torch.nn.Module, spec: ModelSpec, copied: Collection[int] = ()) -> torch.nn.Module:
     """Wraps the module so that inputs go in by name and outputs come out in the spec's order."""
     import torch
+
+    names = [o.name for o in spec.outputs]
 
     class NamedModule(torch.nn.Module):  # type: ignore[misc]
         def __init__(self) -> None:
@@ -99,9 +158,37 @@ def _by_name(module: torch.nn.Module, spec: ModelSpec) -> torch.nn.Module:
 
         def forward(self, *args: torch.Tensor) -> tuple[torch.Tensor, ...]:
             inputs = {tensor.name: arg for tensor, arg in zip(spec.inputs, args, strict=True)}
-            return flatten_outputs(self.model(**inputs), spec)
+            outputs = flatten_outputs(self.model(**nested_inputs(inputs)), names)
+            return tuple(v.clone() if i in copied else v for i, v in enumerate(outputs))
 
     return NamedModule().eval()
+
+
+def _shared_outputs(model: ir.Model) -> list[int]:
+    """Returns the positions of outputs that are inputs, weights, or the same value as an earlier output."""
+    outputs = list(model.graph.outputs)
+    return [i for i, v in enumerate(outputs) if v.producer() is None or any(v is other for other in outputs[:i])]
+
+
+def _cast_reversed_subtractions(program: torch.export.ExportedProgram) -> tuple[str, ...]:
+    """Makes `1.0 - mask` on integers a subtraction of floats.
+
+    The exporter (torch 2.13) has no form of it for a number on the left and an integer tensor on the right.
+    """
+    import torch
+
+    aten, places = torch.ops.aten, []
+    for node in program.graph.nodes:
+        if node.op != "call_function" or node.target is not aten.rsub.Scalar:
+            continue
+        tensor, result = node.args[0], node.meta["val"].dtype
+        if tensor.meta["val"].dtype != result:
+            with program.graph.inserting_before(node):
+                cast = program.graph.call_function(aten.to.dtype, (tensor, result))
+            cast.meta = {**node.meta, "val": tensor.meta["val"].to(result)}
+            node.replace_input_with(tensor, cast)
+            places.append(user_line(str(node.meta.get("stack_trace", ""))))
+    return tuple(f"note: the integers are cast before the number is subtracted from, at {p}" for p in places)
 
 
 def _name_dims(model: ir.Model, spec: ModelSpec) -> None:
@@ -158,88 +245,25 @@ def check_interface(
                 raise ModelRefused(f"'{tensor.name}' axis {axis}: the spec says {want}, the graph {have}")
 
 
+def refuse_random(model: ir.Model) -> None:
+    """Raises ModelRefused where the graph draws random numbers: its answers cannot be compared with anything."""
+    for graph in model.graphs():
+        for node in graph:
+            if node.op_type in _RANDOM and node.domain in ("", "ai.onnx"):
+                raise ModelRefused(
+                    f"{_shown(node)} draws random numbers",
+                    hint="pass what it draws as an input, or leave it out of what is served",
+                )
+
+
 def _producer(value: ir.Value) -> str:
     node = value.producer()
-    if node is None:
-        return "the graph's input"
-    place = _user_line(str(node.metadata_props.get("pkg.torch.onnx.stack_trace", "")))
+    return _shown(node) if node is not None else "the graph's input"
+
+
+def _shown(node: ir.Node) -> str:
+    place = user_line(str(node.metadata_props.get("pkg.torch.onnx.stack_trace", "")))
     return f"node '{node.name}' ({node.op_type}{', ' + place if place else ''})"
-
-
-def _refusal(
-    error: Exception, wrapper: torch.nn.Module, args: tuple[Any, ...], spec: ModelSpec, case: Case
-) -> ModelRefused:
-    """Translates an exporter's exception: which dim, which guard, which line."""
-    text = str(error)
-    guards = re.findall(r"^\s*- (.*)$", text, re.M)
-    violated = re.search(r"Constraints violated \(([^)]*)\)", text)
-    if violated:
-        culprits = _baked_sizes(wrapper, args)
-        where = f"; baked in by {'; '.join(culprits)}" if culprits else ""
-        readable = "; ".join(_readable_guard(g, spec) for g in guards[:3])
-        return ModelRefused(
-            f"dim '{violated[1]}' is not dynamic in this model: {readable}{where}",
-            hint="use -1 or x.shape[...] in the model where it writes a fixed size, or narrow the dim in the spec",
-        )
-    if "data-dependent" in text or "GuardOnDataDependent" in type(error).__name__:
-        place = _user_line(text)
-        return ModelRefused(
-            f"the graph depends on the values of a tensor{', at ' + place if place else ''}: "
-            "a Python `if` or a size on computed data cannot be exported",
-            hint="use torch.where, or torch.cond, instead of a Python branch",
-        )
-    return ModelRefused(f"torch.export failed at {case.name}: {where_it_failed(error)}")
-
-
-def _readable_guard(guard: str, spec: ModelSpec) -> str:
-    """Rewrites L['args'][0].size()[1] as the tensor's name and axis."""
-
-    def name(match: re.Match[str]) -> str:
-        tensor = spec.inputs[int(match[1])]
-        return f"{tensor.name}.shape[{match[2]}]"
-
-    text = re.sub(r"L\['args'\]\[(\d+)\]\.size\(\)\[(\d+)\]", name, guard)
-    return text.split(" If you're using")[0]
-
-
-def _baked_sizes(wrapper: torch.nn.Module, args: tuple[Any, ...]) -> list[str]:
-    """Traces with all sizes fixed and lists the shape nodes that hold a number, with the model's line."""
-    import torch
-
-    try:
-        program = torch.export.export(wrapper, args)
-    except Exception:
-        return []
-    found = []
-    for node in program.graph.nodes:
-        if node.op != "call_function":
-            continue
-        operator = str(node.target).removeprefix("aten.").split(".")[0]
-        numbers = [n for a in node.args for n in (a if isinstance(a, (list, tuple)) else [a]) if type(n) is int]
-        fixed = [n for n in numbers if n > 1]
-        place = _user_line(str(node.meta.get("stack_trace", "")))
-        if operator in _SHAPE_OPS and fixed and place:
-            found.append(
-                f"node '{node.name}' with the size{'s'[: len(fixed) > 1]} {', '.join(map(str, fixed))} at {place}"
-            )
-    return found[:3]
-
-
-def _user_line(trace: str) -> str:
-    """Returns `file:line: code` of the innermost frame in a printed trace, or an empty string."""
-    frames = re.findall(r'File "?([^",\n]+)"?(?:, line |:)(\d+)(?:,)? in [^\n]*?(?:, code: |\n\s*)([^\n]+)', trace)
-    frames = [f for f in frames if "/compiler/" not in f[0] and "/torch/" not in f[0]]
-    if not frames:
-        return ""
-    file, line, code = frames[-1]
-    return f"{file.rsplit('/', 1)[-1]}:{line}: {code.strip()}"
-
-
-def _conversion_cause(error: BaseException) -> str:
-    """Returns the innermost cause's first lines: the exporter wraps one error in three."""
-    while error.__cause__ is not None:
-        error = error.__cause__
-    return f"{type(error).__name__}: {' '.join(str(error).split())[:400]}"
 
 
 @contextlib.contextmanager

@@ -18,7 +18,8 @@ import numpy as np
 
 from compiler.cases import Case
 from compiler.dtypes import AnyArray
-from compiler.targets.onnxruntime import MODEL_FILE, write_onnx
+from compiler.errors import ModelRefused
+from compiler.targets.onnxruntime import MODEL_FILE, first_line, write_onnx
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -98,6 +99,19 @@ def _flag(node: ir.Node, name: str) -> bool:
     return name in node.attributes and bool(node.attributes[name].as_int())
 
 
+def _hint(model: ir.Model) -> str:
+    """Returns what to change where a graph cannot run on the CPU."""
+    import onnx_ir
+
+    values = (value for graph in model.graphs() for node in graph for value in node.outputs)
+    if any(value.dtype is onnx_ir.DataType.BFLOAT16 for value in values):
+        return (
+            "the model computes in bfloat16 by itself, for which the CPU has no kernels: take torch.autocast and "
+            ".bfloat16() out of the model, and name the precision in the spec"
+        )
+    return "the node's line in the model has to be written with other operators"
+
+
 def _run_exposed(model: ir.Model, case: Case) -> dict[str, AnyArray]:
     """Runs a copy of the graph whose every intermediate value is an output, as it stands (no optimisation)."""
     import onnxruntime as ort
@@ -114,8 +128,13 @@ def _run_exposed(model: ir.Model, case: Case) -> dict[str, AnyArray]:
     options.log_severity_level = 4
     with tempfile.TemporaryDirectory(prefix="modelkiln-") as work:
         write_onnx(exposed, Path(work))
-        session = ort.InferenceSession(str(Path(work, MODEL_FILE)), options, providers=["CPUExecutionProvider"])
-        names = [o.name for o in session.get_outputs()]
-        feeds = {i.name: case.inputs[i.name] for i in session.get_inputs()}
-        values = zip(names, session.run(names, feeds), strict=True)
+        try:
+            session = ort.InferenceSession(str(Path(work, MODEL_FILE)), options, providers=["CPUExecutionProvider"])
+            names = [o.name for o in session.get_outputs()]
+            feeds = {i.name: case.inputs[i.name] for i in session.get_inputs()}
+            values = zip(names, session.run(names, feeds), strict=True)
+        except Exception as error:
+            raise ModelRefused(
+                f"ONNX Runtime {ort.__version__} cannot run the graph: {first_line(error)}", hint=_hint(model)
+            ) from error
         return {name: value for name, value in values if isinstance(value, np.ndarray)}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any
 
-from compiler.export import check_interface
+from compiler.export import check_interface, refuse_random
 from compiler.spec import ModelSpec
 
 if TYPE_CHECKING:
@@ -31,6 +31,7 @@ def graph_for_spec(proto: Any, spec: ModelSpec) -> tuple[ir.Model, tuple[str, ..
     check_interface(
         model, spec, hint="export the file again with this axis dynamic, or write the file's number into the spec"
     )
+    refuse_random(model)
     return model, tuple(notes)
 
 

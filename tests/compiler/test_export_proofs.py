@@ -145,3 +145,23 @@ def test_two_processes_write_the_same_bytes(project, tmp_path):
     assert list(one) == ["model.onnx"] and one == two
     configs = [(tmp_path / n / "small" / "config.pbtxt").read_bytes() for n in ("one", "two")]
     assert configs[0] == configs[1]
+
+
+def test_a13_the_exporter_is_chosen_by_name_and_recorded(project, monkeypatch):
+    """torch 2.9 changed its default; what is not left to a default cannot change under us."""
+    import torch
+
+    seen = {}
+    real = torch.onnx.export
+
+    def export(*args, **options):
+        seen.update(options)
+        return real(*args, **options)
+
+    monkeypatch.setattr(torch.onnx, "export", export)
+    path = project("class Model(nn.Module):\n    def forward(self, x):\n        return x + 1\nbuild = Model\n")
+    manifest = _build(path).published.manifest
+    assert seen["dynamo"] is True and seen["opset_version"] == manifest["opset"] == 20
+    # No arguments of the older exporter, which the newer one refuses or ignores.
+    assert not {"dynamic_axes", "do_constant_folding", "export_params", "training"} & set(seen)
+    assert manifest["exporter"] == f"torch.onnx.export(dynamo=True), torch {torch.__version__}"
