@@ -13,6 +13,7 @@ from compiler.candidate_report import candidate_lines, table
 from compiler.candidates import Candidate, Choice, build_candidate, choices_for, choose, time_candidates
 from compiler.cases import Case, best_case, parity_cases
 from compiler.errors import ModelRefused
+from compiler.export import quiet
 from compiler.fingerprint import code_fingerprint
 from compiler.lock import Lock
 from compiler.manifest import BuildResult, manifest_head, model_manifest
@@ -102,9 +103,10 @@ def _build_candidates(
     with stage("optimise, write and prove") as log:
         for number, choice in enumerate(choices):
             folder = work / str(number) / "version"
-            candidate = build_candidate(
-                source.model, spec, choice, cases, source.references, folder, metric, on_case=log.step
-            )
+            with quiet():
+                candidate = build_candidate(
+                    source.model, spec, choice, cases, source.references, folder, metric, on_case=log.step
+                )
             candidates.append(candidate)
             for line in candidate_lines(candidate, len(choices) > 1):
                 log.note(line)

@@ -21,6 +21,7 @@ from compiler.dtypes import AnyArray
 from compiler.fingerprint import code_fingerprint, cpu_description, inputs_fingerprint, sha256_json
 from compiler.graph_stats import graph_stats
 from compiler.metric import eager_metric, metric_code, metric_files
+from compiler.oracle import check_repeatable, check_rows
 from compiler.passes import num_nodes
 from compiler.progress import Stage
 from compiler.recorded import REFERENCE_FILE, load_outputs
@@ -152,17 +153,19 @@ def _make(
 ) -> SourceGraph:
     with stage("run the reference") as log:
         traced = make_case(spec, "export", export_sizes(spec), padded=False)
-        source.reference(traced)
+        first = source.reference(traced)
         references: dict[str, dict[str, AnyArray]] = {}
         for done, case in enumerate(cases, start=1):
             references[case.name] = source.reference(case)
             log.step(done, len(cases))
+        check_repeatable(traced, first, source.reference(traced), source.changed())
         score = eager_metric(spec, lambda inputs: source.reference(Case("a call of the metric", {}, dict(inputs))))
     with stage("export to ONNX") as log:
         exported = source.export(traced)
         # After the export, which names the line where a size was baked in.
         for case in cases:
             check_output_shapes(spec, case, references[case.name])
+        check_rows(spec, source.reference, traced, first)
         code = {**source.code(), **metric_code(spec)}
         write_onnx(exported.model, folder)
         arrays = {f"{case}/{name}": array for case, outputs in references.items() for name, array in outputs.items()}

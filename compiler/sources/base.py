@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -28,6 +29,7 @@ class OpenedSource:
         description: one line for the report, such as `model.onnx: 12 nodes`.
         notes: what the reader of the report should know about how it was opened.
         trusted: what was opened although it can run code, since --trust-pickle allowed it; recorded.
+        changed: names the state (buffers) that calls have changed since it was opened.
     """
 
     reference: Callable[[Case], dict[str, AnyArray]]
@@ -37,6 +39,7 @@ class OpenedSource:
     code: Callable[[], dict[str, str]] = field(default=dict)
     notes: tuple[str, ...] = ()
     trusted: tuple[str, ...] = ()
+    changed: Callable[[], tuple[str, ...]] = tuple
 
 
 def opened_module(
@@ -55,18 +58,41 @@ def opened_module(
     """
     from compiler.export import export_onnx
     from compiler.reference import check_signature, run_reference
+    from compiler.sources.module import ready
 
+    module = ready(module, description)
     check_signature(module, spec)
     parameters = sum(p.numel() for p in module.parameters())
+    changed = changes_of_state(module)
     return OpenedSource(
         reference=lambda case: run_reference(module, spec, case),
-        export=lambda case: export_onnx(module, spec, case),
+        export=lambda case: _with_state_note(export_onnx(module, spec, case), changed()),
         num_parameters=parameters,
         description=f"{description}: {parameters:,} parameters",
         code=code,
         notes=notes,
         trusted=trusted,
+        changed=changed,
     )
+
+
+def _with_state_note(exported: Exported, changed: tuple[str, ...]) -> Exported:
+    """Says what forward writes and no output depends on: the file does not do it."""
+    note = f"note: forward changes {', '.join(changed)}; the file does not, and no output depends on it"
+    return dataclasses.replace(exported, notes=(*exported.notes, *([note] if changed else [])))
+
+
+def changes_of_state(module: torch.nn.Module) -> Callable[[], tuple[str, ...]]:
+    """Returns a function that names the buffers that are no longer what they are now."""
+    before = {name: tensor.detach().clone() for name, tensor in module.named_buffers()}
+
+    def changed() -> tuple[str, ...]:
+        import torch
+
+        now = dict(module.named_buffers())
+        return tuple(n for n, t in before.items() if n in now and not torch.equal(t, now[n]))
+
+    return changed
 
 
 def trust_note(name: str) -> str:

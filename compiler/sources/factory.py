@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +12,8 @@ from compiler.files import resolve_file
 from compiler.source_spec import FactorySource
 from compiler.sources.base import OpenedSource, opened_module, trust_note
 from compiler.sources.code import factory_code, function_named, importable
-from compiler.sources.weights import read_weights, some
+from compiler.sources.module import unwrapped
+from compiler.sources.weights import pickle_notes, read_weights, some
 from compiler.spec import ModelSpec
 
 if TYPE_CHECKING:
@@ -37,7 +39,7 @@ def open_factory(spec: ModelSpec, source: FactorySource, trust_pickle: bool) -> 
         spec,
         source.factory,
         code=lambda: factory_code(source.factory),
-        notes=tuple(map(trust_note, trusted)),
+        notes=tuple(map(trust_note, trusted)) or pickle_notes(source.weights or ""),
         trusted=trusted,
     )
 
@@ -61,10 +63,9 @@ def _load(spec: ModelSpec, source: FactorySource, trust_pickle: bool) -> tuple[t
     weights = source.weights
     # Looked up first: a misspelt path must not cost the minute that some factories take.
     weight_file = resolve_file(spec.at("source", "weights"), weights, spec.path.parent) if weights else None
-    with importable(spec.path.parent):
-        module = _call_factory(spec, source)
-    if not isinstance(module, torch.nn.Module):
-        raise ModelRefused(f"source.factory {source.factory} returned {type(module).__name__}, not a torch.nn.Module")
+    with importable(spec.path.parent), torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)  # weights that a factory draws at random are the same in each build
+        module = unwrapped(_call_factory(spec, source), f"source.factory {source.factory}")
     trusted: tuple[str, ...] = ()
     if weights and weight_file is not None:
         state, was_trusted = read_weights(weight_file, f"source.weights {weights}", trust_pickle)
@@ -90,7 +91,10 @@ def _load_weights(
             spec.at("source", "ignore_weights").fail(f"source.ignore_weights: no weight matches '{pattern}'")
     state = {k: v for k, v in state.items() if k not in ignored}
     own = module.state_dict()
+    state = _without_wrapper(state, own)
     missing, extra = sorted(own.keys() - state.keys()), sorted(state.keys() - own.keys())
+    # One tensor under two names is often saved once (safetensors insists).
+    missing = [m for m in missing if not any(_is_tied(own[m], own[k]) for k in own.keys() & state.keys())]
     shapes = [
         f"{k} is {list(state[k].shape)} in the file and {list(own[k].shape)} in the module"
         for k in sorted(own.keys() & state.keys())
@@ -106,4 +110,17 @@ def _load_weights(
             f"source.weights {source.weights} does not fit the module: " + "; ".join(problems),
             hint="weights that the module does not need can be named in source.ignore_weights (a glob)",
         )
-    module.load_state_dict(state)
+    module.load_state_dict(state, strict=False)  # what is missing now is tied to what is not
+
+
+def _without_wrapper(state: dict[str, torch.Tensor], own: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Takes off what DataParallel and torch.compile put before every name, where only that makes the names fit."""
+    for prefix in ("module.", "_orig_mod.", "_orig_mod.module.", "module._orig_mod."):
+        plain = {k.removeprefix(prefix): v for k, v in state.items()}
+        if all(k.startswith(prefix) for k in state) and not own.keys() & state.keys() and own.keys() & plain.keys():
+            return plain
+    return state
+
+
+def _is_tied(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return bool(one.data_ptr() == other.data_ptr() and one.shape == other.shape and one.numel())

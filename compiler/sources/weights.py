@@ -58,6 +58,13 @@ def read_tensor_pickle(path: Path, shown: str) -> dict[str, torch.Tensor]:
     return _named_tensors(_unpickle(path, shown, trust_pickle=False)[0], shown)
 
 
+def pickle_notes(name: str) -> tuple[str, ...]:
+    """Returns what to say of weights that were opened as a pickle, though with `weights_only`."""
+    if not name.endswith(PICKLES):
+        return ()
+    return (f"note: {name} is a pickle; weights_only, with which it was opened, is no sandbox: prefer .safetensors",)
+
+
 def _unpickle(path: Path, shown: str, trust_pickle: bool) -> tuple[Any, bool]:
     import torch
 
@@ -92,9 +99,11 @@ def _named_tensors(state: Any, shown: str) -> dict[str, torch.Tensor]:
     if isinstance(state, torch.nn.Module):
         state = state.state_dict()
     if not isinstance(state, dict) or not all(isinstance(v, torch.Tensor) for v in state.values()):
+        inner = [k for k, v in state.items() if isinstance(v, dict)] if isinstance(state, dict) else []
+        found = f"it holds {some([repr(k) for k in inner])}: save one of these; " if inner else ""
         raise ModelRefused(
             f"{shown} holds {type(state).__name__}, not a mapping from names to tensors",
-            hint="save model.state_dict(), or better a .safetensors file",
+            hint=f"{found}save model.state_dict(), or better a .safetensors file",
         )
     return state
 

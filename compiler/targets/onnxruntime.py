@@ -48,7 +48,7 @@ def open_session(folder: Path, threads: int, name: str = MODEL_FILE) -> Runner:
     ort = import_onnxruntime()
     options = ort.SessionOptions()
     options.intra_op_num_threads = threads
-    options.log_severity_level = 3
+    options.log_severity_level = 4  # what fails is raised; printed too, it would stand there twice
     try:
         session = ort.InferenceSession(str(folder / name), options, providers=["CPUExecutionProvider"])
     except Exception as error:

@@ -249,3 +249,68 @@ def test_trust_that_was_not_needed_is_not_recorded(project, tmp_path):
     manifest = json.loads(done.stdout)["models"][0]["manifest"]
     assert manifest["source"]["trusted"] == [] and manifest["command"] == "compile build spec.yaml"
     assert "warning" not in done.stderr
+
+
+def test_i03_weights_only_is_no_sandbox_and_the_report_says_so(project, tmp_path):
+    """Whatever its unpickler lets through, a pickle that was opened is told; safetensors need no such note."""
+    from compiler.sources import open_source
+
+    pickled = open_source(model_spec_from_file(_weighted(project, tmp_path, "w.pt", STATE)))
+    assert pickled.notes == (
+        "note: w.pt is a pickle; weights_only, with which it was opened, is no sandbox: prefer .safetensors",
+    )
+    assert open_source(model_spec_from_file(_weighted(project, tmp_path, "w.safetensors", STATE))).notes == ()
+
+
+def test_i03_a_torch_whose_weights_only_can_be_left_is_not_used(project, tmp_path, monkeypatch):
+    spec = _weighted(project, tmp_path, "w.pt", STATE)
+    monkeypatch.setattr(torch, "__version__", "2.9.1+cpu")
+    with pytest.raises(EnvironmentLacks, match=r"torch 2\.9\.1\+cpu cannot open it safely \(2\.10 can\)"):
+        _load(spec)
+
+
+@pytest.mark.parametrize("prefix", ["module.", "_orig_mod.", "_orig_mod.module."])
+def test_names_that_a_wrapper_gave_are_the_module_s_own(project, tmp_path, prefix):
+    """What DataParallel or torch.compile saved."""
+    module = _load(_weighted(project, tmp_path, "w.safetensors", {f"{prefix}{k}": v for k, v in STATE.items()}))
+    assert torch.equal(module.layer.weight, STATE["layer.weight"])
+
+
+TIED = """
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed, self.head = nn.Embedding(5, 4), nn.Linear(4, 5, bias=False)
+        if TIE:
+            self.head.weight = self.embed.weight
+    def forward(self, x):
+        return self.head(self.embed(x))
+build = Model
+"""
+
+
+def test_j07_a_head_that_is_tied_is_shared_and_one_that_is_not_is_refused(project, tmp_path):
+    save_file({"embed.weight": torch.arange(20.0).reshape(5, 4)}, tmp_path / "w.safetensors")
+    spec = WEIGHTED.replace("WEIGHTS", "w.safetensors")
+    module = _load(project(TIED.replace("TIE", "True"), spec))
+    assert torch.equal(module.head.weight, torch.arange(20.0).reshape(5, 4))
+    assert module.head.weight is module.embed.weight
+    sys.modules.pop(type(module).__module__)
+    with pytest.raises(ModelRefused, match=r"missing from the file: head\.weight"):
+        _load(project(TIED.replace("TIE", "False"), spec))
+
+
+def test_a_checkpoint_with_the_weights_inside_is_told_what_to_save(project, tmp_path):
+    torch.save({"state_dict": STATE, "epoch": 3}, tmp_path / "w.pt")
+    with pytest.raises(ModelRefused) as error:
+        _load(project(LINEAR, WEIGHTED.replace("WEIGHTS", "w.pt")))
+    assert error.value.hint.startswith("it holds 'state_dict': save one of these; ")
+
+
+def test_a_factory_s_random_weights_are_the_same_in_each_build_and_the_caller_s_numbers_stay(project):
+    path = project(LINEAR)
+    torch.manual_seed(5)
+    first = _load(path).layer.weight
+    drawn = torch.rand(1)
+    torch.manual_seed(5)
+    assert torch.equal(torch.rand(1), drawn) and torch.equal(_load(path).layer.weight, first)
