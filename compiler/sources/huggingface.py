@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 
 # In the order in which they are tried: the fused one first.
 ATTENTIONS = ("sdpa", "eager")
+# Tied and ignored weights are not in the files; what goes beyond that is no model of these files.
+MAX_WEIGHTS_PER_HELD = 4
+SMALL_MODEL = 1 << 24
 # What a config must not decide: where code and kernels come from, and the type that the oracle computes in.
 _DROPPED = ("attn_implementation", "experts_implementation", "torch_dtype", "dtype", "transformers_version")
 
@@ -68,9 +71,11 @@ def _build(
     config = _config(transformers, folder, source)
     ignored = {k for k in state if _matches(k, source)}
     state = {k: v for k, v in state.items() if k not in ignored}
+    _check_layers(folder.config, len(state), source)
     for attention in ATTENTIONS:
         try:
             model_class = _model_class(transformers, spec, source, config, attention)
+            _check_size(model_class, config, state, source)
             # No path is given: the state and the config are all that it may read.
             model, report = model_class.from_pretrained(
                 None,
@@ -145,6 +150,45 @@ def _model_class(transformers: Any, spec: ModelSpec, source: HuggingFaceSource, 
             hint="allowed: AutoModel, AutoModelForSequenceClassification and so on, or a class such as BertModel",
         )
     return found
+
+
+def _check_layers(config: Any, num_tensors: int, source: HuggingFaceSource) -> None:
+    """Refuses a config with more layers than there are tensors: building them would never end.
+
+    Raises:
+        ModelRefused: with the key and both numbers.
+    """
+    pending = [config]
+    while pending:
+        value = pending.pop()
+        if isinstance(value, list):
+            pending += value
+        elif isinstance(value, dict):
+            pending += value.values()
+            for key, count in value.items():
+                counts_parts = key.endswith("layers") or key in ("n_layer", "num_experts", "num_local_experts")
+                if counts_parts and isinstance(count, int) and count > max(num_tensors, 1):
+                    raise ModelRefused(
+                        f"{source.huggingface}/config.json has {key} {count}, and the files hold {num_tensors} tensors"
+                    )
+
+
+def _check_size(model_class: Any, config: Any, state: dict[str, torch.Tensor], source: HuggingFaceSource) -> None:
+    """Refuses a config that asks for far more weights than the files hold, before any of them takes memory.
+
+    Raises:
+        ModelRefused: with both numbers.
+    """
+    import torch
+
+    with torch.device("meta"):
+        asked = sum(p.numel() for p in model_class(config).parameters())
+    held = sum(t.numel() for t in state.values())
+    if asked > MAX_WEIGHTS_PER_HELD * held + SMALL_MODEL:
+        raise ModelRefused(
+            f"{source.huggingface}/config.json asks for {asked} weights, and the files hold {held}",
+            hint="the config belongs to another model, or shards are missing",
+        )
 
 
 def _check_fit(source: HuggingFaceSource, missing: list[str], extra: list[str]) -> None:

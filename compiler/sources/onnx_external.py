@@ -5,6 +5,7 @@ The checks work on the raw protobuf. What may be trusted afterwards is the list 
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import stat
@@ -26,6 +27,9 @@ ELEMENT_BITS = {
     **dict.fromkeys((25, 26), 2),  # uint2, int2
     15: 128,  # complex128
 }
+# Tied weights share bytes; a file in which everything does is an attack on the memory.
+MAX_SHARING = 4
+MAX_DENSE_ELEMENTS = 1 << 29
 _NUMBER = re.compile(r"[0-9]{1,19}")
 # The messages that a tensor can be in; types and shapes are not walked.
 _CONTAINERS = {
@@ -64,13 +68,45 @@ def external_tensors(model: Any, folder: Path) -> list[ExternalTensor]:
     Raises:
         ModelRefused: a tensor's data lies outside the folder or does not fit its file; the message names the tensor.
     """
-    found = []
+    found: list[ExternalTensor] = []
     for tensor, shown in _tensors(model):
         if tensor.external_data or tensor.data_location == tensor.EXTERNAL:
             found.append(_external(tensor, shown, folder))
         elif tensor.raw_data or 0 not in tensor.dims:
             _check_inline(tensor, shown)
+    _check_total(found)
+    _check_sparse(model)
     return found
+
+
+def _check_total(tensors: list[ExternalTensor]) -> None:
+    """Refuses what would be read far more often than it is stored: a small file must not fill the memory."""
+    claimed = sum(t.num_bytes for t in tensors)
+    stored = sum(path.stat().st_size for path in {t.path for t in tensors})
+    if claimed > MAX_SHARING * stored:
+        raise ModelRefused(
+            f"{len(tensors)} tensors claim {claimed} bytes of external data, and its files have {stored}: "
+            f"the same bytes stand for more than {MAX_SHARING} tensors on average",
+            hint="save the model again: one tensor that is used often is one initializer",
+        )
+
+
+def _check_sparse(model: Any) -> None:
+    """Refuses sparse tensors that no memory holds once they are made dense, as ONNX Runtime makes them."""
+    pending = [model]
+    while pending:
+        message = pending.pop()
+        if message.DESCRIPTOR.name == "SparseTensorProto":
+            count = math.prod(max(int(d), 0) for d in message.dims)
+            if count > MAX_DENSE_ELEMENTS:
+                raise ModelRefused(
+                    f"the sparse tensor '{message.values.name}' has the shape {list(message.dims)}: {count} elements "
+                    f"once it is dense; allowed: {MAX_DENSE_ELEMENTS}"
+                )
+            continue
+        for descriptor, value in message.ListFields():
+            if descriptor.message_type is not None and descriptor.message_type.name in _CONTAINERS:
+                pending += [value] if hasattr(value, "DESCRIPTOR") else list(value)
 
 
 def load_external(tensors: list[ExternalTensor]) -> None:

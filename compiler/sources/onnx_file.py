@@ -85,9 +85,25 @@ def read_model(path: Path, shown: str) -> tuple[onnx.ModelProto, list[ExternalTe
         model.ParseFromString(path.read_bytes())
     except DecodeError as error:
         raise ModelRefused(f"{shown} is not a valid ONNX file: {error}") from error
+    _check_text(model, shown)
     if not model.graph.node and not model.graph.output:
         raise ModelRefused(f"{shown} is not a valid ONNX file: it has no graph")
     return model, external_tensors(model, path.parent)
+
+
+def _check_text(model: onnx.ModelProto, shown: str) -> None:
+    """Refuses names that are not UTF-8: protobuf hands them out as bytes, over which libraries stumble later."""
+    pending: list[Any] = [model]
+    while pending:
+        for descriptor, value in pending.pop().ListFields():
+            if descriptor.type == descriptor.TYPE_MESSAGE:
+                pending += [value] if hasattr(value, "DESCRIPTOR") else list(value)
+            elif descriptor.type == descriptor.TYPE_STRING:
+                for text in [value] if isinstance(value, (str, bytes)) else value:
+                    if not isinstance(text, str):
+                        raise ModelRefused(
+                            f"{shown} is not a valid ONNX file: {descriptor.full_name} is no UTF-8 text: {text[:40]!r}"
+                        )
 
 
 def _path(spec: ModelSpec, source: OnnxSource) -> Path:
@@ -200,7 +216,7 @@ def _reference(path: Path, spec: ModelSpec, shown: str) -> Any:
     ort = import_onnxruntime()
     options = ort.SessionOptions()
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
-    options.log_severity_level = 3
+    options.log_severity_level = 4
     try:
         session = ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
     except Exception as error:

@@ -296,6 +296,59 @@ def test_classes_kinds_and_files_that_are_not_there(write, tmp_path):
     assert _refused(spec, SpecError).splitlines()[0] == f"{spec}:2: no such folder: foldr"
 
 
+def test_a_shard_that_the_index_names_and_the_folder_lacks(write, tmp_path, state):
+    spec = write({"model-00001-of-00002.safetensors": state})
+    named = {"pooler.dense.bias": "model-00002-of-00002.safetensors"}
+    (tmp_path / "folder" / "model.safetensors.index.json").write_text(json.dumps({"weight_map": named}))
+    assert _refused(spec).splitlines()[0] == "folder/model-00002-of-00002.safetensors does not exist"
+
+
+@pytest.mark.parametrize(
+    ("config", "wrong"),
+    [
+        (
+            {"num_hidden_layers": 10**9},
+            "config.json has num_hidden_layers 1000000000, and the files hold 23 tensors",
+        ),
+        ({"vocab_size": 10**9}, "folder/config.json asks for 16000002816 weights, and the files hold 3616"),
+        ({"hidden_size": 10**12}, "transformers"),
+        ({"intermediate_size": -4}, "transformers"),
+    ],
+)
+def test_a_config_that_asks_for_more_than_the_files_hold_is_refused_before_it_takes_memory(write, config, wrong):
+    import resource
+
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    assert wrong in _refused(write(**config))
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200 << 10  # in KiB
+
+
+@pytest.mark.parametrize("tie", [True, False])
+def test_j07_a_tied_head_is_shared_and_an_untied_one_is_never_random(write, tmp_path, tie):
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    config = {"vocab_size": 50, "n_embd": 16, "n_layer": 1, "n_head": 2, "n_positions": 16}
+    torch.manual_seed(0)
+    model = GPT2LMHeadModel(GPT2Config(**config)).eval()
+    state = {k: v.contiguous() for k, v in model.state_dict().items() if k != "lm_head.weight"}
+    spec = SPEC.replace("AutoModel", "AutoModelForCausalLM").replace(
+        "last_hidden_state, shape: [batch, length, 16]", "logits"
+    )
+    path = write({"model.safetensors": state}, spec)
+    text = json.dumps({"model_type": "gpt2", "tie_word_embeddings": tie, **config})
+    (tmp_path / "folder" / "config.json").write_text(text)
+    if not tie:
+        assert "missing from the files: lm_head.weight" in _refused(path)
+        return
+    result = _build(path)
+    ids, mask = np.array([[3, 1, 4, 1]]), np.ones((1, 4), np.int64)
+    session = onnxruntime.InferenceSession(str(result.published.folder / "model.onnx"))
+    got = session.run(None, {"input_ids": ids, "attention_mask": mask})[0]
+    with torch.inference_mode():
+        want = model(torch.from_numpy(ids)).logits.numpy()
+    assert np.allclose(got, want, atol=1e-5)
+
+
 def test_without_transformers_the_install_command_is_given(write, monkeypatch):
     import sys
 
