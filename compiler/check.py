@@ -60,6 +60,7 @@ def check_repository(repository: Repository, *, host: EngineHost) -> list[Findin
             configs[name] = config
     for name, config in configs.items():
         findings += [Finding("error", name, m) for m in _check_ensemble(config, configs, names)]
+        findings += [Finding("warning", name, m) for m in _check_warm_up(config)]
     return findings
 
 
@@ -85,6 +86,12 @@ def _check_model(repository: Repository, name: str, host: EngineHost) -> tuple[l
         messages += _check_engine(repository, name, config, host)
     elif not host.gpus and any(group.kind == group.KIND_GPU for group in config.instance_group):
         messages.append("instance_group asks for KIND_GPU, and this machine has no GPU: the server would stop")
+    listed = sorted({number for group in config.instance_group for number in group.gpus})
+    if absent := [number for number in listed if number >= len(host.gpus)]:
+        messages.append(
+            f"instance_group lists the GPUs {listed}, and this machine has {len(host.gpus)}: there is no GPU "
+            f"{absent[0]}; without `gpus` every GPU there is gets its instances"
+        )
     return messages, config
 
 
@@ -111,6 +118,17 @@ def _check_engine(repository: Repository, name: str, config: Any, host: EngineHo
     messages = engine_problems(known, host) if facts or not host.gpus else []
     profile = known.get("profile")
     return messages + (batch_problems(profile, config.max_batch_size) if isinstance(profile, dict) else [])
+
+
+def _check_warm_up(config: Any) -> list[str]:
+    """A runtime that prepares itself for each shape is only warm for those that the warm-up had."""
+    sizes = sorted({warm_up.batch_size for warm_up in config.model_warmup})
+    if not sizes or sizes[-1] >= config.max_batch_size:
+        return []
+    return [
+        f"model_warmup runs batches of {', '.join(map(str, sizes))}, and max_batch_size is {config.max_batch_size}: "
+        "the first larger batch will be slow; add an entry for each size that matters"
+    ]
 
 
 def _check_ensemble(config: Any, configs: dict[str, Any], names: list[str]) -> list[str]:

@@ -181,6 +181,12 @@ def model_spec_from_node(root: Node, path: Path) -> ModelSpec:
         root.fail("a model needs at least one input and one output")
     refuse_duplicates(table["inputs"], [i.name for i in inputs], "input")
     refuse_duplicates(table["outputs"], [o.name for o in outputs], "output")
+    for index, output in enumerate(outputs):
+        if output.name in {i.name for i in inputs}:
+            table["outputs"].value[index].fail(
+                f"an input and an output are both named '{output.name}'; in a graph a name stands for one value",
+                hint=f"call the output otherwise, such as {output.name}_out: a tuple's outputs may have any names",
+            )
     used = {d for i in inputs for d in i.shape if isinstance(d, str)}
     for name in dims:
         if name not in used:

@@ -84,6 +84,12 @@ def ensemble_from_node(root: Node, path: Path) -> EnsembleSpec:
         steps.append(Step(model_name(step["model"]), inputs, outputs))
     if not steps:
         table["steps"].fail("an ensemble needs at least one step")
+    for node in table["inputs"].items("inputs"):
+        if isinstance(node.value, dict) and "optional" in node.value:
+            node.fail(
+                "an ensemble's input cannot be optional: Triton runs every step of it for every request",
+                hint="make the choice inside one step with `source: {python: ...}`, or publish two ensembles",
+            )
     return EnsembleSpec(
         path=path,
         name=model_name(table["name"]),

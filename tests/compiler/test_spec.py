@@ -141,3 +141,20 @@ def test_a_source_has_exactly_one_kind_and_its_keys(tmp_path, source, message):
     with pytest.raises(SpecError) as error:
         _spec(tmp_path, GOOD.replace("\n  factory: pkg.mod:build", f" {source}"))
     assert str(error.value) == f"{tmp_path}/s.yaml:{message}"
+
+
+def test_an_input_and_an_output_of_one_name_are_refused(tmp_path):
+    path = tmp_path / "s.yaml"
+    path.write_text(GOOD.replace("outputs:", "outputs:\n  - {name: ids}"))
+    with pytest.raises(SpecError, match=r"an input and an output are both named 'ids'.*\n  hint: call the output"):
+        model_spec_from_file(path)
+
+
+@pytest.mark.parametrize("which", ["input", "output"])
+def test_d14_two_tensors_of_one_name_are_refused(tmp_path, which):
+    """A backend would use the first and drop the other."""
+    line = next(x for x in GOOD.splitlines() if x.startswith("  - {name: " + {"input": "ids", "output": "y"}[which]))
+    path = tmp_path / "s.yaml"
+    path.write_text(GOOD.replace(line, f"{line}\n{line}"))
+    with pytest.raises(SpecError, match=f"two {which}s are named"):
+        model_spec_from_file(path)

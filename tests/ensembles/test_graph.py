@@ -166,3 +166,14 @@ def test_an_ensemble_is_built_from_hand_made_members_and_refused_without_them(tm
     (repository / "first" / "config.pbtxt").write_text(config.replace("max_batch_size: 4", "max_batch_size: 2"))
     assert run_compile("build", spec, "-r", repository).stdout.startswith("pipe version 2: built")
     assert "max_batch_size: 2" in (repository / "pipe" / "config.pbtxt").read_text()
+
+
+def test_d05_an_optional_input_of_an_ensemble_is_refused_with_the_alternative(tmp_path):
+    path = tmp_path / "e.yaml"
+    path.write_text(ENSEMBLE.replace("inputs: [x]", "inputs: [x, {name: z, optional: true}]"))
+    with pytest.raises(SpecError) as error:
+        ensemble_from_node(read_yaml(path), path)
+    assert str(error.value) == (
+        f"{path}:2: an ensemble's input cannot be optional: Triton runs every step of it for every request\n"
+        "  hint: make the choice inside one step with `source: {python: ...}`, or publish two ensembles"
+    )
