@@ -19,7 +19,7 @@ def load(model, threads):
             engines.clear()
             engines[max_num_seqs] = LLMEngine.load(
                 model,
-                threads=threads,
+                num_threads=threads,
                 max_num_seqs=max_num_seqs,
                 max_num_batched_tokens=512,
                 kv_cache_bytes=1 << 30,
