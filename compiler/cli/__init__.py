@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from compiler import __version__
-from compiler.cli import build, cache, check, doctor, explain, kv_plan, serve, verify
+from compiler.cli import build, cache, check, doctor, explain, kv_plan, llm, serve, verify
 from compiler.cli.common import EXIT_CODES
 
 
@@ -17,11 +17,12 @@ def main() -> None:
     \b
     Examples:
       compile build ensembles/text_embedding        # every spec of a pipeline
+      compile llm model.gguf --name chat            # a language model
       compile serve                                 # a real tritonserver on the repository
       compile check                                 # what Triton would refuse
       compile doctor                                # what this machine lacks
     """
 
 
-for _module in (build, serve, check, verify, explain, doctor, cache, kv_plan):
+for _module in (build, llm, serve, check, verify, explain, doctor, cache, kv_plan):
     main.add_command(_module.command)

@@ -12,6 +12,7 @@ class ModelRunner(Protocol):
 
     Attributes:
         block_size: tokens in one block.
+        block_bytes: memory of one block, in all layers.
         num_blocks: blocks in the cache, ids 0 .. num_blocks - 1.
         vocab_size: width of the logits.
         max_model_len: positions that the model was made for, in tokens.
@@ -19,6 +20,9 @@ class ModelRunner(Protocol):
 
     @property
     def block_size(self) -> int: ...
+
+    @property
+    def block_bytes(self) -> int: ...
 
     @property
     def num_blocks(self) -> int: ...

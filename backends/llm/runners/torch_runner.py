@@ -51,6 +51,7 @@ class TorchRunner:
         self._decoder = Decoder(model)
         shape = (config.num_hidden_layers, num_blocks, block_size, config.num_key_value_heads, config.head_dim)
         self._keys, self._values = torch.zeros(shape), torch.zeros(shape)
+        self.block_bytes = 2 * self._keys[:, 0].numel() * self._keys.element_size()
 
     def execute(self, output: SchedulerOutput) -> ModelRunnerOutput:
         """See ModelRunner."""

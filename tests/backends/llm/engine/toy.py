@@ -38,6 +38,7 @@ class ToyRunner:
 
     vocab_size = VOCAB_SIZE
     max_model_len = 1 << 20
+    block_bytes = 0
 
     def __init__(self, num_blocks: int, block_size: int) -> None:
         self.num_blocks, self.block_size = num_blocks, block_size

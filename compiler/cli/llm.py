@@ -1,0 +1,68 @@
+"""`compile llm`: a language model checked, proved and published."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import click
+
+from compiler.cli.common import EXIT_CODES, common, repository_option
+from compiler.errors import UsageError
+
+
+@click.command("llm", epilog=EXIT_CODES)
+@click.argument("source", type=click.Path(path_type=Path))
+@click.option("--name", required=True, help="The model's name in the repository.")
+@repository_option
+@click.option("--runner", type=click.Choice(["openvino", "torch"]), help="What computes it.  [default: openvino]")
+@click.option("--kv-cache-memory", metavar="SIZE", help="Memory of the KV cache, as in 2GiB.  [default: 1GiB]")
+@click.option("--max-model-len", type=click.IntRange(2), help="Tokens of a prompt and its answer.  [default: 4096]")
+@click.option("--max-num-seqs", type=click.IntRange(1), help="Requests that run side by side.  [default: 64]")
+@click.option("--max-num-batched-tokens", type=click.IntRange(1), help="Tokens of one step.  [default: 512]")
+@click.option("--weights", help="OpenVINO: stored, u8, bf16 or f32.  [default: u8]")
+@click.option("--kv-cache-precision", help="OpenVINO: auto, u8, bf16, f16 or f32.  [default: auto]")
+@click.option("--exact", is_flag=True, default=None, help="OpenVINO: float32 throughout, to the token.")
+@click.option("--num-draft-tokens", type=click.IntRange(0, 64), help="Prompt lookup, where it pays.  [default: 0]")
+@click.option("--num-threads", type=click.IntRange(1), help="Of OpenVINO.  [default: its own choice]")
+@click.option("--force", is_flag=True, help="Publish a new version even where nothing changed.")
+@common
+def command(
+    source: Path,
+    name: str,
+    repository: Path,
+    force: bool,
+    as_json: bool,
+    kv_cache_memory: str | None,
+    **given: Any,
+) -> None:
+    """Check a decoder-only language model, prove it, and publish it for the `llm` backend.
+
+    SOURCE is a GGUF file or a Hugging Face folder (safetensors): Llama, Mistral, SmolLM, Qwen2, Qwen3 and Gemma 3.
+    The logits of the runner that will serve it are compared with those of a plain decoder in float32.
+
+    \b
+    Examples:
+      compile llm SmolLM2-135M-Instruct.Q4_1.gguf --name smollm2
+      compile llm ./Qwen3-0.6B --name qwen3 --kv-cache-memory 4GiB --max-num-seqs 128
+      compile llm model.gguf --name exact --exact
+    """
+    from compiler.llm.build import NUM_STAGES, compile_llm
+    from compiler.progress import stderr_console, terminal_stages
+    from compiler.repository import Repository
+    from compiler.units import bytes_from_text
+
+    options = {key: value for key, value in given.items() if value is not None}
+    if kv_cache_memory is not None:
+        kv_cache_bytes = bytes_from_text(kv_cache_memory)
+        if kv_cache_bytes is None:
+            raise UsageError(f"--kv-cache-memory is '{kv_cache_memory}'; allowed: KiB, MiB or GiB, as in 2GiB")
+        options["kv_cache_bytes"] = kv_cache_bytes
+    stage = terminal_stages(name, stderr_console(), NUM_STAGES)
+    result = compile_llm(source, name, Repository(repository), options, force=force, stage=stage)
+    if as_json:
+        click.echo(json.dumps(result.to_json()))
+        return
+    state = f"built in {result.seconds:.1f} s" if result.built else "up to date"
+    click.echo(f"{name} version {result.published.version} {state}: {result.published.folder}")

@@ -1,0 +1,169 @@
+"""compile_llm(): read -> prove -> publish, one visible list."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import tempfile
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import backends.llm
+from backends.llm.capacity import num_parameters
+from backends.llm.engine.load import SETTINGS_FILE, EngineSettings, engine_settings
+from backends.llm.loaders import load_model
+from backends.llm.runners.base import ModelRunner
+from backends.llm.tokenizers import load_tokenizer
+from compiler.build_key import up_to_date
+from compiler.errors import ModelRefused
+from compiler.fingerprint import inputs_fingerprint
+from compiler.llm.config import BACKEND, llm_config
+from compiler.llm.parity import (
+    EXACT,
+    FAST,
+    LogitsReport,
+    compare_logits,
+    judged_prompts,
+    reference_logits,
+    runner_logits,
+)
+from compiler.manifest import BuildResult, manifest_head
+from compiler.progress import Stage, silent_stage
+from compiler.repository import Repository
+from compiler.triton_config import text_from_config
+from compiler.triton_install import link_or_copy
+from compiler.units import shown_bytes
+
+NUM_STAGES = 5
+PACKAGES = ("openvino", "torch", "tokenizers", "numpy")
+EXAMPLE_LENGTHS = (256, 1024, 4096)
+
+
+def compile_llm(
+    source: Path,
+    name: str,
+    repository: Repository,
+    options: Mapping[str, Any],
+    *,
+    force: bool = False,
+    stage: Stage = silent_stage,
+) -> BuildResult:
+    """Checks, proves and publishes a language model; does nothing where its newest version is already that.
+
+    Args:
+        source: a GGUF file or a Hugging Face folder.
+        options: of the engine, see `engine_settings`; they travel with the version.
+
+    Raises:
+        ModelkilnError: the repository is as it was.
+    """
+    started = time.monotonic()
+    repository.check_publishable(name)
+    settings = engine_settings(options)
+    files = _model_files(source)
+    document = {"name": name, "source": source.name, "engine": dict(options)}
+    fingerprint = {**inputs_fingerprint(document, files, PACKAGES), "engine": _engine_sha256()}
+    if not force and (current := up_to_date(repository, name, fingerprint, source.parent)):
+        return BuildResult(current, built=False, seconds=time.monotonic() - started)
+    with stage("read the model") as log:
+        model = load_model(source)
+        tokenizer = load_tokenizer(source)
+        config = model.config
+        limit = min(settings.scheduler.max_model_len, config.max_position_embeddings)
+        log.note(
+            f"{config.architecture}, {num_parameters(config):,} parameters, {model.quantization}; context of "
+            f"{config.max_position_embeddings} tokens, {config.vocab_size} in the vocabulary"
+        )
+    with stage(f"build for {settings.runner}") as log:
+        # Before the slow reference: a cache that holds no block, say, is told at once.
+        runner = settings.open_runner(model)
+        capacity = _capacity(runner, limit)
+        log.note(_capacity_line(capacity))
+    try:
+        with stage("run the reference") as log:
+            prompts = judged_prompts(tokenizer, limit)
+            references = reference_logits(model, prompts)
+            log.note(f"{sum(map(len, prompts))} positions by the plain decoder in float32")
+        with stage("prove") as log:
+            found = runner_logits(runner, prompts, lambda done: log.step(done, sum(map(len, prompts))))
+            report = compare_logits(found, references, EXACT if is_exact(settings) else FAST)
+            log.note(_parity_line(report))
+    finally:
+        runner.close()
+    if report.problem:
+        raise ModelRefused(
+            f"{source.name} computed by {settings.runner} is not the model: {report.problem}",
+            hint="try --weights bf16, --kv-cache-precision f32, or --exact",
+        )
+    with stage("publish") as log, tempfile.TemporaryDirectory(prefix="modelkiln-") as work:
+        for file_name, path in files.items():
+            link_or_copy(str(path.resolve()), str(Path(work, file_name)))
+        stored = {"model": next(iter(files))} if source.is_file() else {}
+        Path(work, SETTINGS_FILE).write_text(json.dumps({**stored, **options}, indent=1) + "\n", encoding="utf-8")
+        manifest = {
+            **manifest_head(document, fingerprint, {}, source),
+            "command": f"compile llm {source.name} --name {name}",
+            "backend": BACKEND,
+            "parameters": num_parameters(config),
+            "llm": {
+                "architecture": config.architecture,
+                "quantization": model.quantization,
+                "max_model_len": limit,
+                "capacity": capacity,
+                "parity": report.to_json(),
+            },
+        }
+        published = repository.publish(name, text_from_config(llm_config(name, "KIND_CPU")), Path(work), manifest)
+        log.note(str(published.folder))
+    return BuildResult(published, built=True, seconds=time.monotonic() - started)
+
+
+def is_exact(settings: EngineSettings) -> bool:
+    """Returns whether the runner computes in float32 throughout."""
+    return settings.runner == "torch" or bool(settings.runner_options.exact)
+
+
+def _model_files(source: Path) -> dict[str, Path]:
+    """Returns what is published of a model, by the name that it gets; the name of a GGUF file does not matter."""
+    if source.is_dir():
+        kinds = ("*.json", "*.safetensors", "*.jinja", "*.model")
+        return {path.name: path for kind in kinds for path in sorted(source.glob(kind)) if path.is_file()}
+    return {"model.gguf": source}
+
+
+def _capacity(runner: ModelRunner, max_model_len: int) -> dict[str, Any]:
+    """Returns what fits into the runner's cache."""
+    lengths = [length for length in EXAMPLE_LENGTHS if length <= max_model_len]
+    return {
+        "block_size": runner.block_size,
+        "num_blocks": runner.num_blocks,
+        "block_bytes": runner.block_bytes,
+        "requests_by_length": {str(n): runner.num_blocks // -(-n // runner.block_size) for n in lengths},
+    }
+
+
+def _capacity_line(capacity: Mapping[str, Any]) -> str:
+    size, blocks, bytes_each = capacity["block_size"], capacity["num_blocks"], capacity["block_bytes"]
+    fits = ", ".join(f"{count} of {length}" for length, count in capacity["requests_by_length"].items())
+    return (
+        f"KV cache: {bytes_each // size:,} bytes a token, {blocks} blocks of {size} tokens "
+        f"({shown_bytes(blocks * bytes_each)}); requests that fit, by tokens: {fits}"
+    )
+
+
+def _parity_line(report: LogitsReport) -> str:
+    return (
+        f"{report.num_positions} positions: normalised mean square error {report.nmse:.1e}, max abs "
+        f"{report.max_abs:.1e}, most likely token the same in {report.agreement:.1%}"
+    )
+
+
+def _engine_sha256() -> str:
+    """Returns the hash of the engine's own code, which decides what a model computes."""
+    digest = hashlib.sha256()
+    root = Path(backends.llm.__file__).parent
+    for path in sorted(root.rglob("*.py")):
+        digest.update(str(path.relative_to(root)).encode() + b"\0" + path.read_bytes())
+    return digest.hexdigest()

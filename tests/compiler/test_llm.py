@@ -1,0 +1,128 @@
+"""`compile llm`: a real model published and opened again; what is refused leaves nothing behind."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from compiler.cli import main
+from compiler.errors import UsageError
+from compiler.llm.parity import EXACT, FAST, compare_logits
+
+pytest.importorskip("openvino")
+pytest_plugins = ["tests.backends.llm.conftest"]
+
+
+def run(*arguments: object):
+    return CliRunner().invoke(main, ["llm", *map(str, arguments)])
+
+
+@pytest.fixture(scope="module")
+def published(smollm2, tmp_path_factory):
+    """SmolLM2 published in exact mode with a small cache, and what the command said."""
+    repository = tmp_path_factory.mktemp("repository")
+    done = run(smollm2, "--name", "smollm2", "-r", repository, "--exact", "--kv-cache-memory", "64MiB", "--json")
+    assert done.exit_code == 0, done.output
+    return repository, json.loads(done.stdout)
+
+
+def test_a_published_model_says_what_it_is_and_how_well_it_was_proved(published, smollm2):
+    repository, result = published
+    facts = result["manifest"]["llm"]
+    assert (facts["architecture"], facts["quantization"], facts["max_model_len"]) == ("llama", "Q4_1", 4096)
+    assert result["manifest"]["parameters"] == 134_515_008
+    # 2 x 30 layers x 3 heads x 64 x 4 bytes = 46,080 bytes a token in float32
+    assert facts["capacity"]["block_bytes"] == 46_080 * facts["capacity"]["block_size"]
+    assert facts["capacity"]["num_blocks"] == (64 << 20) // facts["capacity"]["block_bytes"]
+    assert facts["parity"]["nmse"] < 1e-8 and facts["parity"]["agreement"] == 1.0
+    assert sorted(p.name for p in (repository / "smollm2" / "1").iterdir()) == [
+        "engine.json",
+        "manifest.json",
+        "model.gguf",
+    ]
+    config = (repository / "smollm2" / "config.pbtxt").read_text()
+    assert 'backend: "llm"' in config and "decoupled: true" in config
+
+
+def test_nothing_is_done_the_second_time(published, smollm2):
+    repository, _ = published
+    done = run(smollm2, "--name", "smollm2", "-r", repository, "--exact", "--kv-cache-memory", "64MiB", "--json")
+    assert done.exit_code == 0 and json.loads(done.stdout)["built"] is False
+
+
+def test_a_published_folder_opens_as_it_was_published(published):
+    from backends.llm import LLMEngine, SamplingParams
+
+    repository, _ = published
+    engine = LLMEngine.load(repository / "smollm2" / "1")
+    try:
+        assert engine.stats().scheduler.num_blocks == (64 << 20) // (46_080 * 32)
+        (result,) = engine.generate(["The capital of France is"], SamplingParams(max_tokens=2))
+        assert result.outputs[0].text == " Paris."
+    finally:
+        engine.close()
+
+
+@pytest.mark.parametrize(
+    "arguments, words",
+    [
+        (["--weights", "int3"], "weights is 'int3'; allowed"),
+        (["--kv-cache-memory", "lots"], "--kv-cache-memory is 'lots'"),
+        (["--max-num-seqs", "600"], "max_num_batched_tokens is 512, less than max_num_seqs 600"),
+        (["--kv-cache-memory", "1KiB"], "one block takes"),
+    ],
+)
+def test_wrong_options_are_refused_and_nothing_is_published(arguments, words, smollm2, tmp_path):
+    done = run(smollm2, "--name", "m", "-r", tmp_path, *arguments)
+    assert done.exit_code == 2 and words in done.output
+    assert not (tmp_path / "m").exists()
+
+
+def test_what_is_no_model_is_refused(tmp_path):
+    broken = tmp_path / "broken.gguf"
+    broken.write_bytes(b"GGUF" + bytes(64))
+    done = run(broken, "--name", "m", "-r", tmp_path / "repository")
+    assert done.exit_code == 1 and "broken.gguf" in done.output and not (tmp_path / "repository").exists()
+    done = run(tmp_path / "absent.gguf", "--name", "m", "-r", tmp_path / "repository")
+    assert done.exit_code in (1, 2, 3) and "absent.gguf" in done.output
+
+
+def test_a_damaged_settings_file_is_refused_by_name(tmp_path):
+    from backends.llm.engine.load import stored_settings
+    from compiler.errors import ModelRefused
+
+    for text, words in (("{", "not valid JSON"), ("[]", "no object"), ('{"model": "../x.gguf"}', "'../x.gguf'")):
+        (tmp_path / "engine.json").write_text(text)
+        with pytest.raises(ModelRefused, match=words):
+            stored_settings(tmp_path)
+
+
+def test_engine_options_are_checked_by_name():
+    from backends.llm.engine.load import engine_settings
+
+    with pytest.raises(UsageError, match=r"no option 'max_num_sec' \(did you mean 'max_num_seqs'"):
+        engine_settings({"max_num_sec": 4})
+    with pytest.raises(UsageError, match="runner is 'gpu'; allowed: openvino, torch"):
+        engine_settings({"runner": "gpu"})
+    with pytest.raises(UsageError, match="num_draft_tokens is -1"):
+        engine_settings({"num_draft_tokens": -1})
+
+
+def test_the_comparison_sees_wrong_logits():
+    random = np.random.default_rng(0)
+    reference = [random.normal(size=(6, 50)).astype(np.float32)]
+    assert compare_logits(reference, reference, EXACT).problem == ""
+    noisy = [reference[0] + random.normal(size=(6, 50)).astype(np.float32) * 0.01]
+    assert "normalised mean square error" in compare_logits(noisy, reference, EXACT).problem
+    assert compare_logits(noisy, reference, FAST).problem == ""
+    shifted = [np.roll(reference[0], 1, axis=0)]
+    assert "most likely token agrees in" in compare_logits(shifted, reference, FAST).problem
+    broken = [reference[0].copy()]
+    broken[0][2, 3] = np.nan
+    assert compare_logits(broken, reference, FAST).problem == "1 logits are not finite"
+    # sum((x - r)^2) / sum((r - mean)^2) by hand: one row [0, 2] against [0, 1]: 1 / 0.5
+    hand = compare_logits([np.array([[0.0, 2.0]], np.float32)], [np.array([[0.0, 1.0]], np.float32)], FAST)
+    assert hand.nmse == pytest.approx(2.0) and hand.max_abs == 1.0
