@@ -82,11 +82,16 @@ def paged_attention(
             f"OpenVINO {ov.__version__} has another paged attention than 2026.4, which this graph is made for: {e}",
             hint="pip install 'openvino==2026.4.1'",
         ) from None
+    set_head_sizes(node, config)
+    return node.output(0)
+
+
+def set_head_sizes(node: ov.Node, config: DecoderConfig) -> None:
+    """Tells the plugin what it cannot see from the shapes."""
     sizes = {"num_k_heads": config.num_key_value_heads, "k_head_size": config.head_dim}
     sizes |= {"num_v_heads": config.num_key_value_heads, "v_head_size": config.head_dim}
     for name, size in sizes.items():
         node.get_rt_info()[name] = size
-    return node.output(0)
 
 
 def _unused_features() -> list[ov.Node]:

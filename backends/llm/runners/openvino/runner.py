@@ -12,7 +12,8 @@ import openvino as ov
 from backends.llm.engine.outputs import ModelRunnerOutput, SchedulerOutput
 from backends.llm.loaders.base import LoadedModel
 from backends.llm.runners.openvino.graph import build_graph
-from backends.llm.runners.openvino.options import OpenVinoOptions
+from backends.llm.runners.openvino.graph_cache import cached_graph
+from backends.llm.runners.openvino.options import OpenVinoOptions, WeightFormat
 from backends.llm.runners.step_inputs import StepInputs, flatten
 from compiler.errors import UsageError
 
@@ -43,7 +44,9 @@ class OpenVinoRunner:
         options = options or OpenVinoOptions()
         self.vocab_size = model.config.vocab_size
         self.max_model_len = model.config.max_position_embeddings
-        graph = build_graph(model, "stored" if options.exact else options.weights)
+        form: WeightFormat = "stored" if options.exact else options.weights
+        folder = options.cache_dir
+        graph = build_graph(model, form) if folder is None else cached_graph(model, form, folder)
         compiled = _compile(graph, options)
         del graph
         caches = [port for port in compiled.inputs if "cache" in port.any_name]
