@@ -95,7 +95,7 @@ def compile_llm(
     if report.problem:
         raise ModelRefused(
             f"{source.name} computed by {settings.runner} is not the model: {report.problem}",
-            hint="try --weights bf16, --kv-cache-precision f32, or --exact",
+            hint="try --weights bf16, --kv-cache-precision auto, or --exact",
         )
     with stage("publish") as log, tempfile.TemporaryDirectory(prefix="modelkiln-") as work:
         for file_name, path in files.items():

@@ -34,7 +34,7 @@ class OpenVinoOptions:
     weights: WeightFormat = "u4"
     kv_cache_precision: CachePrecision = "auto"
     num_threads: int = 0
-    cache_dir: Path | None = None
+    cache_dir: str | Path | None = None
 
     def __post_init__(self) -> None:
         for name, kinds in (("weights", WeightFormat), ("kv_cache_precision", CachePrecision)):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mmap
 from dataclasses import fields
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -46,7 +47,7 @@ class OpenVinoRunner:
         self.max_model_len = model.config.max_position_embeddings
         form: WeightFormat = "stored" if options.exact else options.weights
         folder = options.cache_dir
-        graph = build_graph(model, form) if folder is None else cached_graph(model, form, folder)
+        graph = build_graph(model, form) if folder is None else cached_graph(model, form, Path(folder))
         compiled = _compile(graph, options)
         del graph
         caches = [port for port in compiled.inputs if "cache" in port.any_name]

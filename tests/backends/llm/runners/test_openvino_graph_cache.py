@@ -32,35 +32,37 @@ def _logits(model: LoadedModel, options: OpenVinoOptions) -> np.ndarray:
 
 
 @pytest.fixture
-def options(tmp_path: Path) -> OpenVinoOptions:
-    return OpenVinoOptions(exact=True, kv_cache_bytes=1 << 22, cache_dir=tmp_path / "graphs")
+def folder(tmp_path: Path) -> Path:
+    return tmp_path / "graphs"
 
 
-def test_the_second_load_reads_no_weights_and_answers_alike(options: OpenVinoOptions) -> None:
+@pytest.fixture
+def options(folder: Path) -> OpenVinoOptions:
+    return OpenVinoOptions(exact=True, kv_cache_bytes=1 << 22, cache_dir=folder)
+
+
+def test_the_second_load_reads_no_weights_and_answers_alike(folder: Path, options: OpenVinoOptions) -> None:
     model = build("gemma3")[1]
     first = _logits(model, options)
     np.testing.assert_array_equal(first, _logits(model, replace(options, cache_dir=None)))
     unread: Mapping[str, Weight] = _Unreadable(dict.fromkeys(model.weights))  # type: ignore[arg-type]
     np.testing.assert_array_equal(first, _logits(replace(model, weights=unread), options))
-    assert options.cache_dir is not None
-    assert len(list(options.cache_dir.iterdir())) == 1, "nothing half-made is left"
+    assert len(list(folder.iterdir())) == 1, "nothing half-made is left"
 
 
-def test_another_file_or_form_is_another_graph(options: OpenVinoOptions) -> None:
+def test_another_file_or_form_is_another_graph(folder: Path, options: OpenVinoOptions) -> None:
     model = build("llama")[1]
-    assert options.cache_dir is not None
     _logits(model, options)
     _logits(replace(model, source={"model.gguf": "0" * 64}), options)
-    assert len(list(options.cache_dir.iterdir())) == 2
+    assert len(list(folder.iterdir())) == 2
     _logits(model, replace(options, exact=False, weights="bf16"))
-    assert len(list(options.cache_dir.iterdir())) == 3
+    assert len(list(folder.iterdir())) == 3
 
 
-def test_a_damaged_graph_is_named(options: OpenVinoOptions) -> None:
+def test_a_damaged_graph_is_named(folder: Path, options: OpenVinoOptions) -> None:
     model = build("llama")[1]
-    assert options.cache_dir is not None
     _logits(model, options)
-    [place] = options.cache_dir.iterdir()
+    [place] = folder.iterdir()
     (place / "decoder.bin").write_bytes(b"short")
     with pytest.raises(ModelRefused, match=rf"the graph in {place} is damaged(.|\n)*remove that folder"):
         _logits(model, options)
