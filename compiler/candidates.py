@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 References = Mapping[str, Mapping[str, AnyArray]]
 
-ROUNDS, CALLS, WARMUP = 7, 3, 2
+ROUNDS, CALLS, WARMUP, REST_S = 7, 3, 2, 0.05
 HALF = ("fp16", "bf16")
 
 
@@ -249,7 +249,8 @@ def _half_against_fp32(
 def time_candidates(candidates: Sequence[Candidate], spec: ModelSpec, case: Case) -> list[Candidate]:
     """Times the proved candidates on one case, block by block in turn; the others come back as they are.
 
-    In blocks, and with uncounted calls first: a runtime's threads spin on for a while after a call.
+    In blocks with a rest before each and uncounted calls first: a runtime's threads spin on for a while after a call,
+    and would take the cores of the next.
     """
     runs: dict[Choice, Runner] = {}
     for c in candidates:
@@ -259,6 +260,7 @@ def time_candidates(candidates: Sequence[Candidate], spec: ModelSpec, case: Case
     times: dict[Choice, list[float]] = {choice: [] for choice in runs}
     for _ in range(ROUNDS if len(runs) > 1 else 0):
         for choice, run in runs.items():
+            time.sleep(REST_S)
             times[choice].append(_block_ms(run, case))
     return [
         replace(c, latency_ms=round(statistics.median(times[c.choice]), 3)) if times.get(c.choice) else c
