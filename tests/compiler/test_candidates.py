@@ -133,3 +133,41 @@ def test_int8_is_built_from_calibration_data_and_told_in_the_manifest(tmp_path):
     assert json.loads(run_compile(*command).stdout)["models"][0]["built"] is False
     np.savez(tmp_path / "data" / "0.npz", x=np.zeros((8, 16), dtype=np.float32))
     assert json.loads(run_compile(*command).stdout)["models"][0]["version"] == 2
+
+
+def test_int8_that_fails_parity_is_made_again_with_less_loss_to_spend(tmp_path, monkeypatch):
+    """The engine may lose more than the search saw: the second graph must keep half of the allowance, not all."""
+    from dataclasses import replace
+
+    from compiler import candidates
+    from compiler.pipeline import compile_model
+    from compiler.repository import Repository
+    from compiler.spec import model_spec_from_file
+
+    (tmp_path / "data").mkdir()
+    rng = np.random.default_rng(0)
+    np.savez(tmp_path / "data" / "0.npz", x=rng.uniform(-4, 4, (8, 16)).astype(np.float32))
+    (tmp_path / "again_model.py").write_text("import torch\nfrom torch import nn\n" + MODEL)
+    spec = (
+        SPEC.replace("FACTORY", "again_model:build").lstrip() + "target: openvino\nprecision: int8\ncalibration: data\n"
+    )
+    (tmp_path / "spec.yaml").write_text(spec)
+    asked, judged = [], []
+    convert, verify = candidates.convert, candidates.verify
+
+    def converting(*args, calibration, **kwargs):
+        asked.append(calibration.min_cosine)
+        return convert(*args, calibration=calibration, **kwargs)
+
+    def strict_at_first(run, cases, references, tolerance, *rest):
+        if len(cases) > 1:  # the shipped file, not a pass
+            judged.append(tolerance.cosine)
+            tolerance = replace(tolerance, cosine=1.0) if len(judged) == 1 else tolerance
+        return verify(run, cases, references, tolerance, *rest)
+
+    monkeypatch.setattr(candidates, "convert", converting)
+    monkeypatch.setattr(candidates, "verify", strict_at_first)
+    published = compile_model(model_spec_from_file(tmp_path / "spec.yaml"), Repository(tmp_path / "repo")).published
+    assert asked == pytest.approx([0.99, 0.995]) and len(judged) == 2
+    assert published.manifest["parity"]["tolerance"]["cosine"] == 0.99  # what is shipped is judged as before
+    assert (published.folder / "model.xml").is_file()
