@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -19,6 +18,8 @@ import jinja2.nodes
 import jinja2.parser
 import jinja2.sandbox
 
+from backends.llm.errors import InvalidRequest
+from backends.llm.tokenizers.failing import failing
 from backends.llm.tokenizers.template_limits import (
     LimitedCode,
     TooMuch,
@@ -50,7 +51,7 @@ class ChatTemplate:
         if len(source) > MAX_TEMPLATE:
             raise ModelRefused(f"{shown} has {len(source)} characters; allowed: {MAX_TEMPLATE}")
         environment = _environment()
-        with self._refusing("is not a template"), limited():
+        with failing(lambda why: ModelRefused(f"{shown} is not a template: {why}")), limited():
             self._template = environment.from_string(source)
 
     def render(
@@ -64,9 +65,9 @@ class ChatTemplate:
         """Returns the prompt's text.
 
         Raises:
-            ModelRefused: the template refuses these messages, fails on them, or does too much.
+            InvalidRequest: the template refuses these messages, fails on them, or does too much.
         """
-        with self._refusing("fails on these messages"):
+        with failing(lambda why: InvalidRequest(f"{self._shown} fails on these messages: {why}", param="messages")):
             # Keys without a value are dropped, as OpenAI's clients send them and templates do not expect them.
             plain = [{k: _plain(v) for k, v in m.items() if v is not None} for m in messages]
             values = {
@@ -78,19 +79,6 @@ class ChatTemplate:
             }
             with limited():
                 return self._template.render(values)
-
-    @contextmanager
-    def _refusing(self, problem: str) -> Iterator[None]:
-        try:
-            yield
-        except TooMuch as error:
-            raise ModelRefused(f"{self._shown} {problem}: {error}") from error
-        except ModelRefused:
-            raise
-        # Foreign code may raise whatever Python has; a MemoryError or a recursion that is too deep among it.
-        except Exception as error:
-            text = " ".join(str(error).split())[:300]
-            raise ModelRefused(f"{self._shown} {problem}: {text or type(error).__name__}") from error
 
 
 class _Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):

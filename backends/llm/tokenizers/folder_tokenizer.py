@@ -11,6 +11,7 @@ import tokenizers
 from tokenizers import processors
 
 from backends.llm.tokenizers.chat_template import MAX_TEMPLATE, ChatTemplate
+from backends.llm.tokenizers.failing import failing
 from backends.llm.tokenizers.text_tokenizer import TextTokenizer, bytes_of_byte_level, bytes_of_sentencepiece
 from compiler.errors import ModelRefused
 from compiler.sources.huggingface_folder import check_plain, read_json
@@ -34,7 +35,7 @@ def load_folder_tokenizer(path: Path) -> TextTokenizer:
     settings = _optional(path, SETTINGS, shown)
     named = _named_tokens(_optional(path, "special_tokens_map.json", shown) | settings)
     _set_ends(tokenizer, settings, named, shown)
-    piece_bytes, strips_space = _how_pieces_become_bytes(content, f"{shown}/{TOKENIZER}")
+    piece_bytes, strips_space = _how_pieces_become_bytes(tokenizer, f"{shown}/{TOKENIZER}")
     return TextTokenizer(
         tokenizer,
         piece_bytes=piece_bytes,
@@ -51,12 +52,8 @@ def _optional(path: Path, name: str, shown: str) -> dict[str, Any]:
 
 
 def _parsed(content: dict[str, Any], shown: str) -> tokenizers.Tokenizer:
-    try:
+    with failing(lambda why: ModelRefused(f"{shown} is not a valid tokenizer: {why}")):
         return tokenizers.Tokenizer.from_str(json.dumps(content))
-    except (KeyboardInterrupt, SystemExit):
-        raise
-    except BaseException as error:  # a panic of the library is no Exception
-        raise ModelRefused(f"{shown} is not a valid tokenizer: {' '.join(str(error).split())[:200]}") from error
 
 
 def _named_tokens(settings: Mapping[str, Any]) -> dict[str, str]:
@@ -89,9 +86,10 @@ def _set_ends(
     tokenizer.post_processor = processors.TemplateProcessing(single=parts, special_tokens=ids)
 
 
-def _how_pieces_become_bytes(content: Mapping[str, Any], shown: str) -> tuple[Callable[[str], bytes], bool]:
-    """Returns the rule, and whether decoding takes a space away; read from the decoder that tokenizer.json names."""
-    decoder = content.get("decoder") or {}
+def _how_pieces_become_bytes(tokenizer: tokenizers.Tokenizer, shown: str) -> tuple[Callable[[str], bytes], bool]:
+    """Returns the rule, and whether decoding takes a space away; read from the decoder."""
+    # As the library understood it: a decoder can be written in more than one way.
+    decoder = json.loads(tokenizer.decoder.__getstate__()) if tokenizer.decoder else {}
     steps = decoder.get("decoders", []) if decoder.get("type") == "Sequence" else [decoder]
     kinds = {step.get("type") for step in steps}
     if kinds == {"ByteLevel"}:

@@ -12,6 +12,7 @@ from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tok
 from backends.llm.loaders.gguf_file import open_gguf
 from backends.llm.loaders.gguf_metadata import Metadata
 from backends.llm.tokenizers.chat_template import ChatTemplate
+from backends.llm.tokenizers.failing import failing
 from backends.llm.tokenizers.sentencepiece_merges import merges_from_scores
 from backends.llm.tokenizers.text_tokenizer import TextTokenizer, bytes_of_byte_level, bytes_of_sentencepiece
 from compiler.errors import ModelRefused, one_of
@@ -134,10 +135,8 @@ def _sentencepiece(m: Metadata, tokens: list[str], kinds: Sequence[int]) -> toke
 
 
 def _built(m: Metadata, build: Callable[[], Any]) -> tokenizers.Tokenizer:
-    try:
+    with failing(lambda why: ModelRefused(f"{m.shown}: the tokenizer's metadata do not fit together: {why}")):
         return tokenizers.Tokenizer(build())
-    except Exception as error:  # the library raises bare ones, such as for a merge of an unknown piece
-        raise ModelRefused(f"{m.shown}: the tokenizer's metadata do not fit together: {error}") from error
 
 
 def _token_id(m: Metadata, name: str, tokens: list[str]) -> int | None:

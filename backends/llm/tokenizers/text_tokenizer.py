@@ -7,7 +7,9 @@ from typing import Any
 
 import tokenizers
 
+from backends.llm.errors import InvalidRequest
 from backends.llm.tokenizers.chat_template import ChatTemplate
+from backends.llm.tokenizers.failing import failing
 from compiler.errors import ModelRefused
 
 
@@ -44,7 +46,8 @@ class TextTokenizer:
         self._added: dict[int, Any] = tokenizer.get_added_tokens_decoder()
         self._bytes: dict[int, bytes] = {}
         self._vocab_size = max(tokenizer.get_vocab(with_added_tokens=True).values(), default=-1) + 1
-        before = tokenizer.encode("").ids
+        with failing(lambda why: ModelRefused(f"the tokenizer does not work: {why}")):
+            before = tokenizer.encode("").ids
         self._bos_token_id = before[0] if before and before[0] not in eos_token_ids else None
 
     @property
@@ -60,8 +63,16 @@ class TextTokenizer:
         return self._eos_token_ids
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """Returns the tokens of a text; special tokens written in the text are recognised."""
-        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
+        """Returns the tokens of a text; special tokens written in the text are recognised.
+
+        Raises:
+            InvalidRequest: the text has no UTF-8 form (half of a surrogate pair), or characters for which the
+                vocabulary has neither a token nor an unknown one.
+        """
+        if not text.isascii() and not _is_unicode(text):
+            raise InvalidRequest("the prompt is not Unicode text: it holds half of a surrogate pair", param="prompt")
+        with failing(lambda why: InvalidRequest(f"the prompt cannot be turned into tokens: {why}", param="prompt")):
+            ids: list[int] = self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
         return ids
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
@@ -83,7 +94,7 @@ class TextTokenizer:
         """Renders the model's chat template in a sandbox and returns its tokens: BOS where the template writes it.
 
         Raises:
-            ModelRefused: the model has no template, or it fails on these messages.
+            InvalidRequest: the model has no template, or it fails on these messages.
         """
         return self.encode(
             self.chat_text(messages, tools=tools, add_generation_prompt=add_generation_prompt),
@@ -100,8 +111,10 @@ class TextTokenizer:
         """Returns the text that `chat` makes tokens of."""
         name = "tool_use" if tools and "tool_use" in self._templates else "default"
         if name not in self._templates:
-            raise ModelRefused(
-                "the model has no chat template: it was not made for chats", hint="give it a prompt, not messages"
+            raise InvalidRequest(
+                "the model has no chat template: it was not made for chats",
+                param="messages",
+                hint="give it a prompt, not messages",
             )
         return self._templates[name].render(
             messages, tools=tools, add_generation_prompt=add_generation_prompt, special_tokens=self._special_tokens
@@ -121,6 +134,14 @@ class TextTokenizer:
                 return b""
             found = self._bytes[token_id] = self._piece_bytes(piece)
         return found
+
+
+def _is_unicode(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def bytes_of_byte_level(piece: str) -> bytes:

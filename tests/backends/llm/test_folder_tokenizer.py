@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from backends.llm.errors import InvalidRequest
 from backends.llm.tokenizers import load_tokenizer
 from backends.llm.tokenizers.text_tokenizer import TextTokenizer
 from compiler.errors import ModelRefused
@@ -147,7 +148,7 @@ def test_a_template_for_tools_among_several(tmp_path: Path) -> None:
     path.write_text(json.dumps({**settings, "chat_template": "one"}))
     assert _load(tmp_path).chat_text(MESSAGES, tools=[{"name": "add"}]) == "one"
     path.write_text(json.dumps(settings))
-    with pytest.raises(ModelRefused, match="the model has no chat template"):
+    with pytest.raises(InvalidRequest, match="the model has no chat template"):
         _load(tmp_path).chat(MESSAGES)
     path.write_text(json.dumps({**settings, "chat_template": [1]}))
     with pytest.raises(ModelRefused, match="neither a text nor a list of named ones"):

@@ -12,14 +12,17 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tokenizers
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import save
 
+from backends.llm.errors import InvalidRequest
 from backends.llm.loaders import load_model
 from backends.llm.loaders.huggingface_config import config_from_huggingface
 from backends.llm.loaders.safetensors_file import open_safetensors
 from backends.llm.tokenizers import load_tokenizer
+from backends.llm.tokenizers.chat_template import ChatTemplate
 from compiler.errors import ModelRefused
 from tests.backends.llm.gguf_files import tiny
 
@@ -47,7 +50,7 @@ def _opens_or_is_refused(read: Callable[[], Any]) -> bool:
     with _bounded_memory():
         try:
             read()
-        except ModelRefused:
+        except (ModelRefused, InvalidRequest):
             return False
     return True
 
@@ -218,3 +221,111 @@ def test_configs_with_other_values(kind: str, changes: dict[str, Any]) -> None:
 def test_configs_with_other_rope_scalings(rope: dict[str, Any]) -> None:
     for key in ("rope_scaling", "rope_parameters"):
         _opens_or_is_refused(lambda key=key: config_from_huggingface({**CONFIG, key: rope}, "m/config.json"))
+
+
+_fragments = st.sampled_from(
+    [
+        *("{{ ", " }}", "{% for m in messages %}", "{% for i in range(100000) %}", "{% endfor %}", "{% if ", " %}"),
+        *(
+            "{% endif %}",
+            "{% set ns = namespace(s='a') %}",
+            "{% set ns.s = ns.s ~ ns.s %}",
+            "{% set x %}",
+            "{% endset %}",
+        ),
+        *(
+            "{% macro f(n) %}",
+            "{{ f(n) }}",
+            "{{ f(1) }}",
+            "{% endmacro %}",
+            "{% raw %}",
+            "{{ ns.s * 99999 }}",
+            "m.content",
+        ),
+        *(
+            "messages",
+            "|tojson",
+            "|join",
+            "|list",
+            "|map('upper')",
+            "|center(99999)",
+            "[1:]",
+            "(",
+            ")",
+            "[",
+            "]",
+            "%",
+            "~",
+        ),
+        *(
+            "{{ x }}",
+            "{{ messages|join(ns.s) }}",
+            "loop.index",
+            "''.join",
+            "'a' * 9999999",
+            "{% generation %}",
+            "é",
+            "\n",
+        ),
+    ]
+)
+
+
+@given(fragments=st.lists(_fragments, min_size=1, max_size=12))
+@settings(CHECKS, max_examples=200)
+def test_any_chat_template(fragments: list[str]) -> None:
+    messages = [{"role": "user", "content": "hi"}] * 3
+
+    def render() -> None:
+        ChatTemplate("".join(fragments), "t").render(messages, special_tokens={"bos_token": "<s>"})
+
+    _opens_or_is_refused(render)
+
+
+def _tokenizer_json() -> dict[str, Any]:
+    vocabulary = {c: i for i, c in enumerate("abcĠ")} | {"ab": 4}
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE(vocab=vocabulary, merges=[("a", "b")]))
+    tokenizer.normalizer = tokenizers.normalizers.NFC()
+    split = tokenizers.pre_tokenizers.Split(tokenizers.Regex(r"\p{L}+"), behavior="isolated")
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Sequence([split, tokenizers.pre_tokenizers.ByteLevel()])
+    tokenizer.decoder = tokenizers.decoders.ByteLevel()
+    tokenizer.add_special_tokens(["<s>"])
+    tokenizer.post_processor = tokenizers.processors.TemplateProcessing(
+        single="<s> $A", special_tokens=[("<s>", tokenizer.token_to_id("<s>"))]
+    )
+    content: dict[str, Any] = json.loads(tokenizer.to_str())
+    return content
+
+
+def _places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Yields the path of every value in a JSON value."""
+    yield path
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, item in items:
+        yield from _places(item, (*path, key))
+
+
+TOKENIZER_JSON = _tokenizer_json()
+
+
+def _write_tokenizer(folder: Path, place: tuple[Any, ...], value: Any) -> None:
+    content = json.loads(json.dumps(TOKENIZER_JSON))
+    inner = content
+    for key in place[:-1]:
+        inner = inner[key]
+    inner[place[-1]] = value
+    (folder / "tokenizer.json").write_text(json.dumps(content))
+
+
+def test_a_panic_of_the_library_is_a_refusal(tmp_path: Path) -> None:
+    """What the fuzz found: the post-processor names a token that it does not describe."""
+    _write_tokenizer(tmp_path, ("post_processor", "special_tokens"), {})
+    with pytest.raises(ModelRefused, match="the tokenizer does not work: no entry found for key"):
+        load_tokenizer(tmp_path)
+
+
+@given(place=st.sampled_from([p for p in _places(TOKENIZER_JSON) if p]), value=_json | _numbers)
+@CHECKS
+def test_tokenizer_json_with_other_values(tmp_path: Path, place: tuple[Any, ...], value: Any) -> None:
+    _write_tokenizer(tmp_path, place, value)
+    _opens_or_is_refused(lambda: load_tokenizer(tmp_path).encode("ab ba é <s>"))

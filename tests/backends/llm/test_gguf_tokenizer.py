@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from backends.llm.errors import InvalidRequest
 from backends.llm.loaders.gguf_file import open_gguf
 from backends.llm.loaders.gguf_metadata import Metadata
 from backends.llm.tokenizers import load_tokenizer
@@ -62,6 +63,12 @@ def test_smollm2_is_transformers(smollm2: Path, smollm2_tokenizer: TextTokenizer
         assert smollm2_tokenizer.chat(with_system, add_generation_prompt=prompt) == expected
 
 
+def test_half_of_a_surrogate_pair_is_refused_and_not_a_crash(smollm2_tokenizer: TextTokenizer) -> None:
+    """JSON can carry one: "\\ud83d"."""
+    with pytest.raises(InvalidRequest, match="the prompt is not Unicode text"):
+        smollm2_tokenizer.encode("a\ud83db")
+
+
 def test_smollm2_cuts_numerals_one_by_one(smollm2_tokenizer: TextTokenizer) -> None:
     """As its tokenizer.json and llama.cpp do; transformers leaves that rule out where it reads a GGUF file."""
     ids = smollm2_tokenizer.encode(NUMERALS)
@@ -95,7 +102,7 @@ def test_gemma3_is_transformers(gemma3: Path) -> None:
     assert (ours.vocab_size, ours.bos_token_id, ours.eos_token_ids) == (262144, 2, {1, 106})
     assert ours.encode("")[0] == 2 and ours.encode("", add_special_tokens=False) == []
     _compare(ours, _theirs(gemma3), (*TEXTS, NUMERALS))
-    with pytest.raises(ModelRefused, match="no chat template"):
+    with pytest.raises(InvalidRequest, match="no chat template"):
         ours.chat([{"role": "user", "content": "hi"}])
 
 
