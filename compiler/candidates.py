@@ -349,15 +349,14 @@ def optimise(
 def _convert(model: ir.Model, spec: ModelSpec, choice: Choice, loss_share: float) -> tuple[ir.Model, PassReport]:
     """Writes a lower precision into the graph; held nodes are told with their reasons."""
     inputs = [value.name or "" for value in model.graph.inputs]
-    if choice.precision == "int8":
-        samples = calibration_samples(spec, inputs)
-    else:
-        samples = [dict(case.inputs) for case in precision_cases(spec)]
+    # Parity asks for the extremes that the spec allows, whatever the calibration data hold.
+    edges = [dict(case.inputs) for case in precision_cases(spec)]
+    samples = calibration_samples(spec, inputs) if choice.precision == "int8" else []
     allowed = 1 - spec.agreement_for(choice.precision)
     options = CalibrationOptions(min_cosine=1 - loss_share * allowed)
     if spec.calibration is not None:
         options = replace(options, method=spec.calibration.method, percentile=spec.calibration.percentile)
-    result = convert(model, choice.precision, choice.target, samples, calibration=options)
+    result = convert(model, choice.precision, choice.target, samples, edges=edges, calibration=options)
     notes = (*result.notes, *held_lines(result.held))
     name = f"convert_to_{choice.precision}"
     before, after = num_nodes(model), num_nodes(result.model)

@@ -75,13 +75,15 @@ def _inner(low: int, high: int, part: float) -> int:
 def precision_cases(spec: ModelSpec) -> list[Case]:
     """Returns cheap cases that show a lower precision's ranges and rounding: a search runs them many times.
 
-    Small sizes with the extreme values and the padding of the parity cases, and each dim once at its largest, where
-    sums are longest. No reference belongs to them: they are judged against the fp32 graph.
+    They have the padding and the extreme values of the parity cases, at the same inner sizes but one row in place of a
+    batch of equal ones, and each dim once at its largest, where sums are longest. No reference belongs to them: they
+    are judged against the fp32 graph.
     """
     low = {d.name: d.min for d in spec.dims.values()}
     odd = {d.name: _inner(d.min, d.max, 0.11) for d in spec.dims.values()}
+    one = {d.name: d.min if d.name == BATCH_DIM else _inner(d.min, d.max, 0.37) for d in spec.dims.values()}
     cases = [_case(spec, "precision_odd", odd, padded=True), _case(spec, "precision_smallest", low, padded=False)]
-    cases += [_case(spec, f"precision_{end}", odd, padded=True, extreme=end) for end in ("low", "high")]
+    cases += [_case(spec, f"precision_{end}", one, padded=False, extreme=end) for end in ("low", "high")]
     longest = [{**low, dim.name: dim.max} for dim in spec.dims.values() if dim.name != BATCH_DIM]
     cases += [_case(spec, "precision_longest", sizes, padded=False) for sizes in longest]
     return cases

@@ -43,7 +43,13 @@ _DEFAULT = CalibrationOptions()
 
 
 def convert(
-    model: ir.Model, precision: str, target: str, samples: Samples, *, calibration: CalibrationOptions = _DEFAULT
+    model: ir.Model,
+    precision: str,
+    target: str,
+    samples: Samples,
+    *,
+    edges: Samples = (),
+    calibration: CalibrationOptions = _DEFAULT,
 ) -> PrecisionResult:
     """Returns a copy of the graph in the asked precision, judged on the samples.
 
@@ -51,7 +57,9 @@ def convert(
         model: an fp32 graph; it is not changed. For fp16 and bf16 before fusions, for int8 after them.
         precision: one of `PRECISIONS`.
         target: one of the targets that `supported` knows.
-        samples: arrays by input name: calibration data for int8, the parity cases for the others.
+        samples: arrays by input name: calibration data; only int8 cannot do without.
+        edges: what else the graph must answer rightly, such as extreme values: ranges cover it too, and where the
+            search judges by some of the samples, it judges by all of these.
         calibration: how ranges are taken, and what agreement with fp32 must be kept.
 
     Raises:
@@ -62,27 +70,27 @@ def convert(
     if precision == "fp32":
         return PrecisionResult(model.clone(), precision, (), (), {})
     inputs = [v.name or "" for v in model.graph.inputs]
-    if not samples:
+    if not samples and (precision == "int8" or not edges):
         raise UsageError(
             f"precision {precision} needs samples to judge by, none were given",
             hint="give calibration data: a folder of .npz files with an array for each input",
         )
     # A case holds the spec's inputs, of which a pass may have pruned some.
-    given = [
-        checked_sample({n: a for n, a in s.items() if n in inputs}, inputs, f"sample {i}")
-        for i, s in enumerate(samples)
-    ]
+    given, extreme = (
+        [checked_sample({n: a for n, a in s.items() if n in inputs}, inputs, f"{what} {i}") for i, s in enumerate(some)]
+        for what, some in (("sample", samples), ("edge", edges))
+    )
     if precision == "int8":
         from compiler.precision.int8 import quantize_static
 
-        result = quantize_static(model, target, given, calibration)
+        result = quantize_static(model, target, given, extreme, calibration)
     elif precision == "int8_dynamic":
         from compiler.precision.int8 import quantize_dynamically
 
-        result = quantize_dynamically(model, given, calibration)
+        result = quantize_dynamically(model, given, extreme, calibration)
     else:
         from compiler.precision.half import convert_half
 
-        result = convert_half(model, precision, given, calibration)
+        result = convert_half(model, precision, given, extreme, calibration)
     notes = (*warnings(precision, target), *result.notes)
     return PrecisionResult(result.model, precision, result.held, notes, result.counts, result.agreement)

@@ -5,13 +5,13 @@ No calibration, and every row of the batch shares one scale: for models bound by
 
 from __future__ import annotations
 
-from collections.abc import Set
+from collections.abc import Mapping, Set
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from compiler.precision.graph import add_initializer, add_node, attribute, constant, insert_after_source
-from compiler.precision.quantize import quantized_weight, weight_of
+from compiler.precision.quantize import Smoothing, divided, quantized_weight, weight_of
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -19,7 +19,9 @@ if TYPE_CHECKING:
 DYNAMIC_OPS = ("MatMul", "Gemm")
 
 
-def quantize_dynamic(graph: ir.Graph, names: Set[str], weight_bits: int) -> dict[str, int]:
+def quantize_dynamic(
+    graph: ir.Graph, names: Set[str], weight_bits: int, smoothing: Mapping[str, Smoothing] | None = None
+) -> dict[str, int]:
     """Replaces the named MatMul and Gemm nodes by integer products with one scale per output channel.
 
     The shape is the one that ONNX Runtime fuses into DynamicQuantizeMatMul:
@@ -34,25 +36,31 @@ def quantize_dynamic(graph: ir.Graph, names: Set[str], weight_bits: int) -> dict
     replaced = 0
     for node in list(graph):
         if node.name in names and node.op_type in DYNAMIC_OPS:
-            _replace(graph, node, weight_bits, scaled)
+            _replace(graph, node, weight_bits, scaled, (smoothing or {}).get(node.inputs[0].name or ""))
             replaced += 1
     return {"quantized_nodes": replaced, "dynamic_scales": len(scaled)}
 
 
 def _replace(
-    graph: ir.Graph, node: ir.Node, weight_bits: int, scaled: dict[str, tuple[ir.Value, ir.Value, ir.Value]]
+    graph: ir.Graph,
+    node: ir.Node,
+    weight_bits: int,
+    scaled: dict[str, tuple[ir.Value, ir.Value, ir.Value]],
+    smoothing: Smoothing | None,
 ) -> None:
     from onnx_ir import DataType
 
     data, found = node.inputs[0], weight_of(node)
     assert data is not None and data.name and found is not None
     if data.name not in scaled:
-        scaled[data.name] = _scale(graph, data)
+        scaled[data.name] = _scale(graph, divided(graph, data, smoothing) if smoothing else data)
     quantized, scale, zero = scaled[data.name]
     array = constant(node.inputs[found.index])
     assert array is not None
     if attribute(node, "transB", 0):
         array = array.T
+    if smoothing is not None:
+        array = np.multiply(array, smoothing.factors[:, None])
     steps, channels = quantized_weight(array, 1, weight_bits)
     name = node.inputs[found.index].name
     weight = add_initializer(graph, f"{name}_int8", steps)

@@ -22,7 +22,9 @@ if TYPE_CHECKING:
     import onnx_ir as ir
 
 
-def convert_half(model: ir.Model, precision: str, samples: Samples, options: CalibrationOptions) -> PrecisionResult:
+def convert_half(
+    model: ir.Model, precision: str, samples: Samples, edges: Samples, options: CalibrationOptions
+) -> PrecisionResult:
     """Converts a graph to fp16 or bf16; its inputs and outputs keep their types.
 
     Raises:
@@ -30,7 +32,7 @@ def convert_half(model: ir.Model, precision: str, samples: Samples, options: Cal
     """
     half = FP16 if precision == "fp16" else BF16
     base = prepare(model)
-    observed = observe_ranges(base, half, samples)
+    observed = observe_ranges(base, half, [*samples, *edges])
     reasons = {n: r for n, r in static_holds(base, half).items() if n not in observed.harmless_epsilons}
     for name, reason in observed.holds.items():
         reasons.setdefault(name, reason)
@@ -38,7 +40,7 @@ def convert_half(model: ir.Model, precision: str, samples: Samples, options: Cal
     free = [name for name, node in nodes.items() if name not in reasons and _is_convertible(base, node, half)]
     if not free:
         raise _nothing_to_convert(precision, nodes, reasons)
-    judged = judge_samples(base, samples)
+    judged = [*judge_samples(base, samples), *edges]
 
     def build(back: Set[str]) -> tuple[ir.Model, dict[str, int]]:
         copy = base.clone()

@@ -30,12 +30,15 @@ MIN_OPSET = 13
 Build = Callable[[Set[str]], tuple["ir.Model", dict[str, int]]]
 
 
-def quantize_static(model: ir.Model, target: str, samples: Samples, options: CalibrationOptions) -> PrecisionResult:
+def quantize_static(
+    model: ir.Model, target: str, samples: Samples, edges: Samples, options: CalibrationOptions
+) -> PrecisionResult:
     """Writes Q/DQ pairs around Conv, MatMul and Gemm nodes with constant weights (see `quantize.Scheme`)."""
     base = _prepared(model, "int8")
     bits, notes = weight_bits(target, options.reduce_range, cpu_flags())
     scheme = scheme_for(target, bits)
-    ranges = collect_ranges(base, tensors_to_calibrate(base.graph, scheme), samples, options)
+    every = [*samples, *edges]
+    ranges = collect_ranges(base, tensors_to_calibrate(base.graph, scheme), every, options)
     candidates: list[str] = []
     held: dict[str, HeldNode] = {}
     for node in base.graph:
@@ -53,7 +56,7 @@ def quantize_static(model: ir.Model, target: str, samples: Samples, options: Cal
     smoothing: Mapping[str, Smoothing] = {}
     if options.method == METHODS[0]:
         # A percentile clips the outliers; smoothing keeps them.
-        smoothing = find_smoothing(base, candidates, samples, scheme.weight_bits)
+        smoothing = find_smoothing(base, candidates, every, scheme.weight_bits)
 
     def build(names: Set[str]) -> tuple[ir.Model, dict[str, int]]:
         copy = base.clone()
@@ -61,24 +64,35 @@ def quantize_static(model: ir.Model, target: str, samples: Samples, options: Cal
         quantizer.quantize(names)
         return copy, quantizer.counts
 
-    if smoothing:
-        notes += (f"outlier channels of {len(smoothing)} tensor(s) are moved into the weights that read them",)
+    notes += _smoothing_note(smoothing)
     told = {n: r for n, r in ranges.items() if r.finite and n not in smoothing}
     notes += range_notes(told, options)
-    return _search(base, "int8", target, candidates, held, build, samples, options, notes)
+    judged = [*judge_samples(base, samples), *edges]
+    return _search(base, "int8", target, candidates, held, build, judged, options, notes)
 
 
-def quantize_dynamically(model: ir.Model, samples: Samples, options: CalibrationOptions) -> PrecisionResult:
+def quantize_dynamically(
+    model: ir.Model, samples: Samples, edges: Samples, options: CalibrationOptions
+) -> PrecisionResult:
     """Replaces MatMul and Gemm nodes with constant weights by integer products (see `dynamic`)."""
     base = _prepared(model, "int8_dynamic")
     bits, notes = weight_bits("onnxruntime", options.reduce_range, cpu_flags())
     candidates = [n.name or "" for n in base.graph if n.op_type in DYNAMIC_OPS and weight_of(n)]
+    smoothing = find_smoothing(base, candidates, [*samples, *edges], bits)
+    notes += _smoothing_note(smoothing)
 
     def build(names: Set[str]) -> tuple[ir.Model, dict[str, int]]:
         copy = base.clone()
-        return copy, quantize_dynamic(copy.graph, names, bits)
+        return copy, quantize_dynamic(copy.graph, names, bits, smoothing)
 
-    return _search(base, "int8_dynamic", "onnxruntime", candidates, {}, build, samples, options, notes)
+    judged = [*judge_samples(base, samples), *edges]
+    return _search(base, "int8_dynamic", "onnxruntime", candidates, {}, build, judged, options, notes)
+
+
+def _smoothing_note(smoothing: Mapping[str, Smoothing]) -> tuple[str, ...]:
+    if not smoothing:
+        return ()
+    return (f"outlier channels of {len(smoothing)} tensor(s) are moved into the weights that read them",)
 
 
 def _search(
@@ -88,7 +102,7 @@ def _search(
     candidates: Sequence[str],
     held: dict[str, HeldNode],
     build: Build,
-    samples: Samples,
+    judged: Samples,
     options: CalibrationOptions,
     notes: tuple[str, ...],
 ) -> PrecisionResult:
@@ -103,7 +117,6 @@ def _search(
             + "".join(f"; {h.name} ({h.op_type}): {h.reason}" for h in list(held.values())[:3]),
             hint="int8 converts Conv, MatMul and Gemm nodes with constant weights and calibrated inputs; take fp32",
         )
-    judged = judge_samples(base, samples)
     every = frozenset(candidates)
     threshold = options.threshold(precision)
     judge = Judge(base, lambda back: build(every - back)[0], judged, threshold)

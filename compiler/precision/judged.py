@@ -20,12 +20,14 @@ MAX_FLOPS = 15_000_000_000
 
 
 def judge_samples(model: ir.Model, samples: Samples) -> list[Mapping[str, AnyArray]]:
-    """Returns evenly spread samples, so that a sorted set is not judged by its first part; at least one.
+    """Returns evenly spread samples, so that a sorted set is not judged by its first part; at least one of one or more.
 
     Args:
         model: a prepared graph.
-        samples: all of them, at least one.
+        samples: all of them.
     """
+    if not samples:
+        return []
     smallest = min(samples, key=_num_elements)
     flops = sum(f for f, _ in node_work(model, smallest).values())
     # Work per element of the inputs: what grows faster than that is small beside the products.

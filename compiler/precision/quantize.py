@@ -123,6 +123,17 @@ def quantized_weight(
     return np.clip(steps, -top, top).astype(np.int8), scale
 
 
+def divided(graph: ir.Graph, value: ir.Value, smoothing: Smoothing) -> ir.Value:
+    """Inserts and returns a value divided by its channels' factors."""
+    import onnx_ir
+
+    name = _name(value)
+    inverse = add_initializer(graph, f"{name}_unsmooth", np.divide(np.float32(1), smoothing.factors))
+    node = add_node("Mul", [value, inverse], f"{name}_smooth", onnx_ir.DataType.FLOAT, value.shape)
+    insert_after_source(graph, value, [node])
+    return node.outputs[0]
+
+
 class Quantizer:
     """Inserts pairs into one graph; every tensor is quantised once and shared by the nodes that are int8.
 
@@ -191,15 +202,10 @@ class Quantizer:
 
     def _divided(self, value: ir.Value, smoothing: Smoothing) -> ir.Value:
         """Returns the value divided by its channels' factors, for all int8 readers that are no part of a chain."""
-        import onnx_ir
-
         name = _name(value)
         if name not in self._smoothed:
-            inverse = add_initializer(self._graph, f"{name}_unsmooth", (1 / smoothing.factors).astype(np.float32))
-            node = add_node("Mul", [value, inverse], f"{name}_smooth", onnx_ir.DataType.FLOAT, value.shape)
-            insert_after_source(self._graph, value, [node])
-            self._smoothed[name] = node.outputs[0]
-            self._ranges[f"{name}_smooth"] = (smoothing.low, smoothing.high)
+            self._smoothed[name] = divided(self._graph, value, smoothing)
+            self._ranges[_name(self._smoothed[name])] = (smoothing.low, smoothing.high)
             self.counts["smoothed_tensors"] += 1
         return self._smoothed[name]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import onnx
 import onnx_ir as ir
+import onnxruntime
 import pytest
 
 from compiler.errors import ModelRefused
@@ -107,3 +108,34 @@ def test_dead_channels_and_unread_ones_do_no_harm():
     assert np.abs(x[:, 7] / found.factors[7]).max() <= 1.001 * np.abs(x / found.factors).max()
     result = convert(model, "int8", "onnxruntime", [{"x": x}])
     assert agreement(run_outputs(model, [{"x": x}]), run_outputs(result.model, [{"x": x}])) > 0.999
+
+
+def test_dynamic_int8_is_smoothed_too_and_still_fused_by_onnxruntime(tmp_path):
+    model = graph("(float[N,16] x) => (float[N,8] y) { y = MatMul(x, w) }", w=small_channel(WEIGHT))
+    result = convert(model, "int8_dynamic", "onnxruntime", [{"x": outliers()}])
+    assert result.agreement > 0.9995 and any("outlier channels of 1 tensor(s)" in n for n in result.notes)
+    fused = tmp_path / "fused.onnx"
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
+    options.optimized_model_filepath = str(fused)
+    session = onnxruntime.InferenceSession(ir.to_proto(result.model).SerializeToString(), options)
+    assert [n.op_type for n in onnx.load(str(fused)).graph.node] == ["Mul", "DynamicQuantizeMatMul"]
+    x = outliers()
+    assert agreement(run_outputs(model, [{"x": x}]), [{"y": session.run(None, {"x": x})[0]}]) > 0.999
+
+
+@pytest.mark.parametrize("precision", ["int8", "int8_dynamic", "fp16"])
+def test_edges_widen_the_ranges_and_are_judged(precision):
+    """Calibration data between -1 and 1, and a spec that allows 8: both must be answered rightly."""
+    model = graph("(float[N,16] x) => (float[N,8] y) { y = MatMul(x, w) }", w=WEIGHT)
+    inner = [{"x": RNG.uniform(-1, 1, (16, 16)).astype(np.float32)}]
+    edge = {"x": np.full((1, 16), 8, np.float32) * np.sign(RNG.standard_normal(16)).astype(np.float32)}
+    result = convert(
+        model, precision, "onnxruntime", inner, edges=[edge], calibration=CalibrationOptions(min_cosine=0.9)
+    )
+    assert agreement(run_outputs(model, [edge]), run_outputs(result.model, [edge])) > 0.99
+    if precision == "int8":
+        # One range for both leaves the inner ones few levels: that is told by the agreement, which is the worst of all.
+        assert result.agreement == pytest.approx(
+            min(agreement(run_outputs(model, [s]), run_outputs(result.model, [s])) for s in (*inner, edge))
+        )
