@@ -28,7 +28,7 @@ Doubles = NDArray[np.float64]
 
 EXPONENTS = (0.5, 0.6, 0.7, 0.8, 0.9)
 # The elementwise product must be worth it: the predicted noise falls at least to this part.
-WORTH = 0.8
+WORTH = 0.6
 
 
 @dataclass
