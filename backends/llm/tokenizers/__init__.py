@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import importlib.util
 from pathlib import Path
 
 from backends.llm.tokenizers.base import Tokenizer
-from compiler.errors import ModelRefused
+from compiler.errors import EnvironmentLacks, ModelRefused
 
 __all__ = ["Tokenizer", "load_tokenizer"]
 
@@ -15,8 +16,11 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
 
     Raises:
         ModelRefused: no such file, or a tokenizer that is damaged or not supported.
+        EnvironmentLacks: the library `tokenizers` is not installed.
     """
     path = Path(path)
+    if importlib.util.find_spec("tokenizers") is None:
+        raise EnvironmentLacks("the package tokenizers is not installed", hint="pip install 'modelkiln[llm]'")
     if path.is_dir():
         from backends.llm.tokenizers.folder_tokenizer import load_folder_tokenizer
 

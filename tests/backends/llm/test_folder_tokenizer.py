@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -175,3 +177,21 @@ def test_what_is_not_supported_or_damaged_is_refused(tmp_path: Path) -> None:
         load_tokenizer(tmp_path)
     with pytest.raises(ModelRefused, match="is no model"):
         load_tokenizer(tmp_path / "x.bin")
+
+
+def test_without_the_library_the_error_says_what_to_install(tmp_path: Path) -> None:
+    """In a process of its own, in which the package cannot be found."""
+    code = f"""
+import importlib.util, sys
+found = importlib.util.find_spec
+importlib.util.find_spec = lambda name, *rest: None if name == "tokenizers" else found(name, *rest)
+sys.modules["tokenizers"] = None
+from backends.llm.tokenizers import load_tokenizer
+from compiler.errors import EnvironmentLacks
+try:
+    load_tokenizer({str(tmp_path)!r})
+except EnvironmentLacks as error:
+    print(error.message, "|", error.hint)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "the package tokenizers is not installed | pip install 'modelkiln[llm]'"

@@ -11,6 +11,8 @@ import pytest
 
 from backends.llm.loaders import DenseWeight, GroupedWeight, load_model
 from backends.llm.loaders.base import LoadedModel, Weight
+from backends.llm.loaders.gguf_config import gguf_name
+from backends.llm.loaders.shapes import expected_shapes
 from backends.llm.models.config import RopeScaling
 from compiler.errors import ModelRefused
 from tests.backends.llm.gguf_files import GgufBytes, Tensor, tensor, tiny
@@ -129,6 +131,15 @@ def test_tiny_models_of_each_architecture(path: Path, arch: str, head_dim: int) 
     assert ("model.layers.0.self_attn.k_proj.bias" in model.weights) == (arch == "qwen2")
     assert _values(model.weights["model.layers.1.self_attn.q_proj.weight"]).shape == (4 * head_dim, 64)
     assert model.quantization == "F32"
+
+
+@pytest.mark.parametrize("arch", ["llama", "qwen2", "qwen3", "gemma3"])
+def test_names_are_those_that_the_package_gguf_gives(path: Path, arch: str) -> None:
+    gguf = pytest.importorskip("gguf")
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH[arch.upper()], 2)
+    config = _load(path, tiny(arch, tied=False)).config
+    for name in expected_shapes(config):
+        assert gguf_name(name, config) == names.get_name(name, try_suffixes=(".weight", ".bias")), name
 
 
 def test_llama_with_biases(path: Path) -> None:
