@@ -15,6 +15,17 @@ MAX_LAYERS = 1 << 10
 _WINDOWED = "sliding_attention"
 # What transformers' classes take where a config.json does not say.
 _MISTRAL_WINDOW, _GEMMA_PATTERN, _QWEN_WINDOW_LAYERS = 4096, 6, 28
+# A Gemma 3 that also sees images keeps the language model's keys in a section, and leaves out those that are its
+# class's defaults.
+_WITH_IMAGES, _TEXT = "gemma3", "text_config"
+_GEMMA_DEFAULTS = {
+    "vocab_size": 262_208,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 256,
+    "max_position_embeddings": 131_072,
+    "sliding_window": 4096,
+}
 # Keys that must have this value, or be missing: the decoder has no part for others.
 _FIXED: dict[str, object] = {
     "mlp_bias": False,
@@ -67,15 +78,18 @@ class _Keys:
 
 
 def config_from_huggingface(values: Mapping[str, Any], shown: str) -> DecoderConfig:
-    """Returns the configuration that a config.json describes.
+    """Returns the configuration that a config.json describes; of a model that sees images, its language model's.
 
     Raises:
         ModelRefused: another model type, a key that is missing or out of range, or a feature that is not supported.
     """
     c = _Keys(shown, values)
-    kind = values.get("model_type")
+    if values.get("model_type") == _WITH_IMAGES:
+        text = c.section(_TEXT)
+        c = _Keys(text.shown, {**_GEMMA_DEFAULTS, **text.values, "model_type": "gemma3_text"})
+    values, kind = c.values, c.values.get("model_type")
     if not isinstance(kind, str) or kind not in MODEL_TYPES:
-        c.refuse("model_type", one_of(MODEL_TYPES))
+        c.refuse("model_type", one_of([*MODEL_TYPES, _WITH_IMAGES]))
     for key, wanted in _FIXED.items():
         if values.get(key) not in (None, wanted):
             c.refuse(key, f"{wanted}: the decoder has no other")

@@ -18,6 +18,10 @@ from compiler.sources.huggingface_folder import CONFIG, read_model_folder, tenso
 
 # Tables that old checkpoints carry and that follow from the config.
 _DERIVED = ".rotary_emb.inv_freq"
+# Of a Gemma 3 that also sees images: what its language model's weights are called, before and since transformers 5,
+# and the parts that text alone does not need.
+_RENAMED = {"language_model.model.": "model.", "language_model.lm_head.": "lm_head.", "model.language_model.": "model."}
+_OF_IMAGES = tuple(f"{p}{part}." for p in ("", "model.") for part in ("vision_tower", "multi_modal_projector"))
 
 
 def load_folder(path: Path) -> LoadedModel:
@@ -36,13 +40,18 @@ def load_folder(path: Path) -> LoadedModel:
     config = config_from_huggingface(folder.config, f"{shown}/{CONFIG}")
     files = {name: open_safetensors(path / name, f"{shown}/{name}") for name in folder.weights}
     places = tensor_places(folder, {name: file.tensors for name, file in files.items()}, shown)
-    stored = {t: files[name].tensors[t] for t, name in places.items() if not t.endswith(_DERIVED)}
+    stored = {
+        _own_name(t): files[name].tensors[t]
+        for t, name in places.items()
+        if not t.endswith(_DERIVED) and not t.startswith(_OF_IMAGES)
+    }
+    readers: dict[str, Callable[[], Weight]] = {
+        name: partial(_read, files[places[tensor.name]], tensor.name) for name, tensor in stored.items()
+    }
     if config.tie_word_embeddings and HEAD in stored:
-        _check_tied(files, places, shown)
-        del stored[HEAD]
-    wanted = expected_shapes(config)
-    check_weights(shown, wanted, {name: tensor.shape for name, tensor in stored.items()})
-    readers: dict[str, Callable[[], Weight]] = {name: partial(_read, files[places[name]], name) for name in wanted}
+        _check_tied(readers, shown)
+        del stored[HEAD], readers[HEAD]
+    check_weights(shown, expected_shapes(config), {name: tensor.shape for name, tensor in stored.items()})
     return LoadedModel(
         config=config,
         weights=LazyMapping(readers),
@@ -51,15 +60,25 @@ def load_folder(path: Path) -> LoadedModel:
     )
 
 
+def _bytes(weight: Weight) -> bytes:
+    assert isinstance(weight, DenseWeight)
+    return weight.array.tobytes()
+
+
 def _read(file: SafetensorsFile, name: str) -> Weight:
     return DenseWeight(file.read(name))
 
 
-def _check_tied(files: Mapping[str, SafetensorsFile], places: Mapping[str, str], shown: str) -> None:
+def _own_name(stored: str) -> str:
+    for prefix, own in _RENAMED.items():
+        if stored.startswith(prefix):
+            return own + stored.removeprefix(prefix)
+    return stored
+
+
+def _check_tied(readers: Mapping[str, Callable[[], Weight]], shown: str) -> None:
     """Refuses an output matrix of its own where the config says that it is the embedding."""
-    head, embedding = (
-        files[places[name]].read(name).tobytes() if name in places else None for name in (HEAD, EMBEDDING)
-    )
+    head, embedding = (_bytes(readers[name]()) if name in readers else None for name in (HEAD, EMBEDDING))
     if head != embedding:
         raise ModelRefused(
             f"{shown}: the config says tie_word_embeddings, but '{HEAD}' is not '{EMBEDDING}'",

@@ -211,13 +211,49 @@ def test_a_file_that_shrinks_after_it_was_opened(tmp_path: Path) -> None:
         list(loaded.weights.values())
 
 
+def test_the_language_model_of_a_gemma_that_sees_images(tmp_path: Path) -> None:
+    vision = {
+        "hidden_size": 16,
+        "intermediate_size": 16,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "image_size": 28,
+    }
+    config = transformers.Gemma3Config(
+        text_config={**SIZES, "sliding_window": 16}, vision_config={**vision, "patch_size": 14}, mm_tokens_per_image=1
+    )
+    model = transformers.Gemma3ForConditionalGeneration(config)
+    model.save_pretrained(tmp_path / "m")
+    names = list(load_file(tmp_path / "m" / "model.safetensors"))
+    assert any("vision_tower" in n for n in names) and any("language_model" in n for n in names)
+    loaded = load_model(tmp_path / "m")
+    state = {f"model.{k}": v for k, v in model.model.language_model.state_dict().items()}
+    _check_equal(loaded, state)
+    alone = config_from_huggingface(json.loads((tmp_path / "m" / "config.json").read_text())["text_config"], "m")
+    assert loaded.config == alone and loaded.config.architecture == "gemma3"
+
+
+def test_defaults_of_a_gemma_that_sees_images() -> None:
+    """As the 4B's config.json has it: little, the rest is its class's defaults."""
+    text = {"hidden_size": 2560, "intermediate_size": 10240, "num_hidden_layers": 34, "sliding_window": 1024}
+    c = config_from_huggingface({"model_type": "gemma3", "text_config": {**text, "model_type": "gemma3_text"}}, "m")
+    theirs = transformers.Gemma3TextConfig(**text)
+    assert (c.vocab_size, c.num_attention_heads, c.num_key_value_heads) == (
+        *(theirs.vocab_size, theirs.num_attention_heads, theirs.num_key_value_heads),
+    )
+    assert (c.head_dim, c.max_position_embeddings) == (theirs.head_dim, theirs.max_position_embeddings)
+    assert c.windowed_layers == tuple(t == "sliding_attention" for t in theirs.layer_types) and c.tie_word_embeddings
+    with pytest.raises(ModelRefused, match=r"m: 'text_config': 'hidden_size' is missing"):
+        config_from_huggingface({"model_type": "gemma3"}, "m")
+
+
 BASE = {**SIZES, "model_type": "llama"}
 
 
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"model_type": "gpt2"}, "'model_type' is 'gpt2'; wanted: gemma3_text, llama, mistral, qwen2, qwen3"),
+        ({"model_type": "gpt2"}, "'model_type' is 'gpt2'; wanted: gemma3, gemma3_text, llama, mistral, qwen2, qwen3"),
         ({"model_type": None}, "'model_type' is missing"),
         ({"hidden_size": "32"}, "'hidden_size' is '32'; wanted: an integer from 1 to 2147483648"),
         ({"num_hidden_layers": 1 << 40}, "'num_hidden_layers' is '1099511627776'"),
