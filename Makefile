@@ -38,7 +38,7 @@ lint: $(READY) ## ruff and mypy
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-bench: $(READY) ## compiled against eager, served against a plain HTTP server: ratios, in one run
+bench: $(READY) ## auto against its peers with floors, a build's cost, served against a plain server: in one run
 	$(BIN)/python -m perf.benchmarks
 
 clean: ## remove what was built (not the virtual environment)

@@ -8,7 +8,7 @@ import torch
 
 from compiler.cases import Case
 from compiler.dtypes import AnyArray
-from perf.benchmarks.auto_vs_peers import AUTO, EAGER, Floor, Row, floors_of, measure, table
+from perf.benchmarks.auto_vs_peers import AUTO, EAGER, ROUNDS, Floor, Row, floors_of, measure, table
 from perf.benchmarks.compile_cost import Cost
 from perf.benchmarks.peers import eager, onnxruntime_default, openvino_default
 from perf.benchmarks.resnet18 import HIGHEST, LOWEST, build_resnet18, images, samples
@@ -56,6 +56,14 @@ def test_one_that_does_not_run_is_told_and_left_out(capsys):
     assert [row.name for row in rows] == [EAGER, AUTO]
     assert "torch.compile does not run here: no C++ compiler" in capsys.readouterr().out
     assert rows[1].cosine == pytest.approx((9 - 16) / 25)
+
+
+def test_what_is_timed_is_the_clock_that_was_given():
+    """Processor time for one thread on a busy machine: each reading here is a millisecond after the last."""
+    readings = iter(range(0, 10**12, 1_000_000))
+    case = Case("c", {}, {"x": np.ones((1, 2), dtype=np.float32)})
+    rows = measure({EAGER: lambda inputs: {"y": inputs["x"]}}, case, lambda: next(readings))
+    assert rows[0].ms == (1.0,) * ROUNDS
 
 
 def test_the_resnet_keeps_its_activations_in_bounds():
