@@ -137,6 +137,6 @@ def load_outputs(path: Path, cases: Sequence[Case]) -> dict[str, dict[str, AnyAr
     references: dict[str, dict[str, AnyArray]] = {case.name: {} for case in cases}
     with np.load(path, allow_pickle=False) as arrays:
         for key in arrays.files:
-            case, _, output = key.rpartition("/")
+            case, _, output = key.partition("/")
             references[case][output] = arrays[key]
     return references

@@ -15,7 +15,7 @@ from compiler.yaml_reader import Node, Table
 
 BATCH_DIM = "batch"
 
-_TENSOR_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.]{0,127}")
+_TENSOR_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_./:-]{0,127}")
 _DIM_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
 
 
@@ -82,7 +82,7 @@ def read_tensor(node: Node, what: str, extra: tuple[str, ...] = ()) -> Table:
     table = node.table(what, required=("name",), optional=("dtype", "shape", *extra))
     name = table["name"].string(f"{what} name")
     if not _TENSOR_NAME.fullmatch(name):
-        table["name"].fail(f"{what} name is {name!r}; allowed: letters, digits, _ and ., not starting with a digit")
+        table["name"].fail(f"{what} name is {name!r}; allowed: letters, digits and _./:- (no - . / : first)")
     return table
 
 

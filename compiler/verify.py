@@ -72,6 +72,8 @@ class ParityReport:
         }
 
 
+# The part of atol + rtol * |want| up to which a row's direction is not asked for.
+NEARLY_EXACT = 0.1
 _TIES = (
     "which index comes first among equal or nearly equal scores (topk, sort, argmax) is not defined: "
     "return the scores, and take the index where they are read"
@@ -106,7 +108,8 @@ def compare(case: str, output: str, want: AnyArray, got: AnyArray, tolerance: To
         outliers = float(np.mean(difference > tolerance.atol + tolerance.rtol * np.abs(wide)))
     nonzero = wide != 0
     rel = float((difference[nonzero] / np.abs(wide[nonzero])).max()) if nonzero.any() else 0.0
-    cosine = _worst_row_cosine(wide, other, tolerance.atol or 1e-6)
+    rows = _rows_to_judge(difference, wide, tolerance)
+    cosine = _worst_row_cosine(wide[rows], other[rows], tolerance.atol or 1e-6) if rows.any() else 1.0
     problem = ""
     if outliers:
         problem = f"{outliers:.2%} of the elements are off by more than atol + rtol * |want|"
@@ -162,6 +165,18 @@ def failure_text(report: ParityReport, known_limits: str = "") -> str:
         f"\n  hint: allowed: atol {atol}, rtol {limits.rtol:g}, cosine {limits.cosine:g} (tolerance in the spec)"
         + (f"; note that {known_limits}" if known_limits else "")
     )
+
+
+def _rows_to_judge(difference: Any, want: Any, tolerance: Tolerance) -> AnyArray:
+    """Returns which rows have a direction that says something: not those that are nearly exact, element by element.
+
+    A heat map's background of 1e-6 that is off by 1e-7 has a bad cosine, and is right.
+    """
+    if tolerance.atol is None or want.ndim == 0 or want.shape[-1] < 2:
+        return np.ones(want.shape[:-1], np.bool_)
+    allowed = NEARLY_EXACT * (tolerance.atol + tolerance.rtol * np.abs(want))
+    rows: AnyArray = (difference > allowed).any(axis=-1)
+    return rows
 
 
 def _worst_row_cosine(want: AnyArray, got: AnyArray, tiny: float) -> float:

@@ -71,7 +71,11 @@ def _rename_dims(model: ir.Model, spec: ModelSpec) -> None:
         for value in {id(v): v for v in values}.values():
             if value.shape is None:
                 continue
-            shape = [d if isinstance(d, int) else _NAME.sub(renamed, d.value) if d.value else None for d in value.shape]
+            # PaddlePaddle writes -1 for a size that is not known.
+            shape = [
+                (d if d >= 0 else None) if isinstance(d, int) else _NAME.sub(renamed, d.value) if d.value else None
+                for d in value.shape
+            ]
             value.shape = onnx_ir.Shape(shape)
     for wanted, value in zip(spec.tensors, (*model.graph.inputs, *model.graph.outputs), strict=True):
         _take_shape(wanted.shape, value)

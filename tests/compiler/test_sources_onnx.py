@@ -323,3 +323,36 @@ def test_a_package_path_is_found_without_importing_it(tmp_path, monkeypatch):
     spec = tmp_path / "spec.yaml"
     spec.write_text(SPEC.replace("model.onnx", "package:mk_onnx_bait/model.onnx").lstrip())
     assert json.loads(json.dumps(_build(spec).published.manifest))["source"]["trusted"] == []
+
+
+def test_names_as_other_exporters_write_them_are_taken_served_and_proved_again(tmp_path):
+    """TensorFlow's `input_1:0`, Paddle's `save_infer_model/scale_0.tmp_1`, a bare number."""
+    from compiler.recorded import verify_again
+
+    nodes = [
+        helper.make_node("Relu", ["input_1:0"], ["save/scale_0.tmp_1"]),
+        helper.make_node("Neg", ["input_1:0"], ["4195"]),
+    ]
+    proto = model(
+        nodes, [tensor("input_1:0", [-1, 16])], [tensor(n, [-1, 16]) for n in ("save/scale_0.tmp_1", "4195")], []
+    )
+    text = SPEC.replace("name: x,", "name: 'input_1:0',")
+    text = text.replace("{name: y, dtype: float32}", "{name: save/scale_0.tmp_1}\n  - {name: '4195'}")
+    spec = write(tmp_path, proto, text)
+    result = _build(spec)
+    x = np.linspace(-1, 1, 32, dtype=np.float32).reshape(2, 16)
+    got = _run(result, **{"input_1:0": x})
+    assert np.array_equal(got["save/scale_0.tmp_1"], np.maximum(x, 0)) and np.array_equal(got["4195"], -x)
+    repository = Repository(spec.parent / "repo")
+    assert not verify_again(repository, repository.latest("linear")).failures
+    # -1 is how Paddle writes a size that is not known: it is no number.
+    assert _dims(_graph(result).input[0]) == ["batch", 16]
+
+
+def test_a_graph_that_draws_random_numbers_is_refused(tmp_path):
+    nodes = [
+        helper.make_node("RandomNormalLike", ["x"], ["n"], name="noise"),
+        helper.make_node("Add", ["x", "n"], ["y"]),
+    ]
+    message = _refused(write(tmp_path, model(nodes, outputs=[tensor("y", ["N", 16])], initializers=[])))
+    assert message.startswith("node 'noise' (RandomNormalLike) draws random numbers\n  hint: ")

@@ -110,3 +110,17 @@ def test_a_row_of_zeros_must_stay_small_beside_the_others():
     assert not compare("c", "y", want, np.array([[3.0, 4.0], [0.3, 0.0]]), LOW).passed
     # All zeros have no scale to judge by.
     assert compare("c", "y", np.zeros((1, 2)), np.full((1, 2), 1e-3), LOW).passed
+
+
+def test_a_row_that_is_nearly_exact_is_not_asked_for_its_direction():
+    """A heat map's background: 1e-6 everywhere, off by less than atol; its cosine would say nothing."""
+    rng = np.random.default_rng(0)
+    background = rng.uniform(0, 4e-6, (3, 96)).astype(np.float32)
+    rows = np.concatenate([background, np.full((1, 96), 0.5, np.float32)])
+    noise = rng.uniform(-2e-7, 2e-7, rows.shape).astype(np.float32)
+    assert _compare(rows, rows + noise).passed
+    # Lower precisions are judged by direction alone, and a longer row always is.
+    assert not _compare(rows, rows + noise, Tolerance(atol=None, rtol=0.0, cosine=0.99999)).passed
+    tilted = rows.copy()
+    tilted[3] *= np.linspace(0.98, 1.02, 96, dtype=np.float32)
+    assert "cosine" in _compare(rows, tilted, Tolerance(atol=1e-5, rtol=0.05, cosine=0.99999)).problem
