@@ -44,6 +44,17 @@ class Gru(nn.Module):
         return self.gru(x)[0]
 
 
+class PlainRnn(nn.Module):
+    """Two layers of tanh, and without biases."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rnn = nn.RNN(8, 6, 2, bias=False, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.rnn(x)[0]
+
+
 class StatefulLstm(nn.Module):
     """The state comes in and goes out: how a stream is served step by step."""
 
@@ -251,6 +262,7 @@ ENTRIES = (
     Entry(LastStep, (FRAMES,), dims=DIMS),
     Entry(BiLstm, (FRAMES,), dims=DIMS),
     Entry(Gru, (FRAMES,), dims=DIMS),
+    Entry(PlainRnn, (FRAMES,), dims=DIMS),
     Entry(StatefulLstm, (FRAMES, floats("h", "batch, 1, 6"), floats("c", "batch, 1, 6")), STATE, DIMS),
     Entry(
         PackedLstm,
