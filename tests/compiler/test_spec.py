@@ -61,7 +61,7 @@ def test_good_spec_with_its_defaults(tmp_path):
         ("range: [0, 99]", "range: [0, 1e99]", r":8: range of input 'ids' must be a whole number"),
         ("range: [0, 99]", "range: [0]", r":8: range of input 'ids' needs two numbers"),
         ("name: mask, dtype: int64", "name: ids, dtype: int64", r":7: two inputs are named 'ids'"),
-        ("name: mask,", 'name: "1mask",', r":9: input name is '1mask'"),
+        ("name: mask,", 'name: "m ask",', r":9: input name is 'm ask'"),
         ("[batch, 384]", "[384, batch]", r":1: the first axis of 'y' is 384, not 'batch'"),
         (
             "outputs:",
