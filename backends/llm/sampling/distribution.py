@@ -81,8 +81,8 @@ def token_distribution(logits: Floats, params: SamplingParams) -> Distribution:
         token_ids = np.sort(largest(logits, params.top_k))
         logits = logits[token_ids]
     temperature = np.float32(min(max(params.temperature, 1e-30), 1e30))  # beyond, a float32 is 0 or infinite
-    weights = logits - logits.max()  # in place from here on: one array of the vocabulary's size is all that is needed
-    with np.errstate(over="ignore"):  # a tiny temperature makes -inf of what is not the largest, and so 0
+    with np.errstate(over="ignore"):  # far below the largest is -inf, and so 0
+        weights = logits - logits.max()  # in place from here on: one array of the vocabulary's size is enough
         weights *= np.float32(1) / temperature
     np.exp(weights, out=weights)
     if params.min_p > 0:

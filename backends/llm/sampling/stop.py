@@ -66,7 +66,7 @@ class _Automaton:
         return self.goto[state].get(character, 0)
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=16)  # up to a megabyte each
 def _automaton(stops: tuple[str, ...]) -> _Automaton:
     return _Automaton(stops)
 
