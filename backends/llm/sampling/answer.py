@@ -98,7 +98,7 @@ class Answer:
                 self.stop_reason = token_id if token_id in self._params.stop_token_ids else None
                 if not self._params.include_stop_str_in_output:
                     break
-            may_stop = len(self.token_ids) >= self._params.min_tokens
+            may_stop = len(self.token_ids) > self._params.min_tokens  # as the ban of stop tokens has it, and vLLM
             pieces.append(self._stops.push(self._detokenizer.push(token_id), may_stop=may_stop))
             if self._stops.matched is not None:
                 self.stop_reason = self._stops.matched

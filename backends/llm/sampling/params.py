@@ -29,7 +29,7 @@ class SamplingParams:
         presence_penalty, frequency_penalty: over the answer, -2 to 2.
         seed: None takes one from the request's id; the tokens never depend on batch mates or preemption.
         max_tokens: None is as many as the context has room for.
-        min_tokens: before it, neither a stop token nor a stop string ends the answer.
+        min_tokens: so many tokens come before a stop token, or before the one that completes a stop string.
         stop: at most 16 strings of 1 to 256 characters that end the answer and are not part of it; one string or a list
             is taken too.
         stop_token_ids: beside the model's own end tokens; at most 128.

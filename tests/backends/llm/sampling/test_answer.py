@@ -102,8 +102,11 @@ def test_tokens_behind_a_stop_string_are_not_part_of_the_answer() -> None:
 
 
 def test_min_tokens_holds_for_stop_strings_too() -> None:
+    """A stop token is possible from the token after them on, and so is the end of a stop string."""
     answer = Answer(SamplingParams(stop=("a",), min_tokens=3), BYTES)
-    assert shown(answer.add(spelt("aaxa"))) == delta("aax", 4, FinishReason.STOP, "a")
+    assert shown(answer.add(spelt("aaaa"))) == delta("aaa", 4, FinishReason.STOP, "a")
+    across = Answer(SamplingParams(stop=("ab",), min_tokens=3), BYTES)
+    assert shown(across.add(spelt("xxab"))) == delta("xx", 4, FinishReason.STOP, "ab")
 
 
 @pytest.mark.parametrize("reason", [FinishReason.ABORT, FinishReason.ERROR, FinishReason.DEADLINE])
