@@ -32,6 +32,7 @@ from backends.llm.tokenizers.template_limits import (
 from compiler.errors import ModelRefused
 
 MAX_TEMPLATE = 1 << 20  # characters
+MAX_DATE_FORMAT = 256  # characters
 _MAX_DEPTH = 100  # of messages and tools
 
 
@@ -114,10 +115,11 @@ class _Generation(jinja2.ext.Extension):
 def _environment() -> _Environment:
     environment = _Environment(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, jinja2.ext.loopcontrols])
     environment.filters["tojson"] = _tojson
+    # What templates have no use for: a plain Python function, and filters that are slow or no function of their input.
+    del environment.globals["lipsum"], environment.filters["urlize"], environment.filters["random"]
     environment.filters = {name: _checked_filter(name, call) for name, call in environment.filters.items()}
     environment.globals["raise_exception"] = _raise_exception
     environment.globals["strftime_now"] = _strftime_now
-    del environment.globals["lipsum"]  # a plain Python function, which templates have no use for
     return environment
 
 
@@ -145,6 +147,8 @@ def _raise_exception(message: str) -> None:
 
 
 def _strftime_now(form: str) -> str:
+    if len(form) > MAX_DATE_FORMAT:
+        raise TooMuch(f"the date format has {len(form)} characters; allowed: {MAX_DATE_FORMAT}")
     return datetime.now().strftime(form)
 
 

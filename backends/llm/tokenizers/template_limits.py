@@ -1,4 +1,4 @@
-"""What a chat template may do: a number of steps, and text that its operations make, one by one and all together.
+"""What a chat template may do: steps, seconds, and text that its operations make, one by one and all together.
 
 An operation that can multiply text is checked from its operands before it runs.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import re
 import sys
+import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -18,16 +19,16 @@ import jinja2.compiler
 import jinja2.nodes
 
 MAX_LINES = 2_000_000  # executed lines of Python: about a second
+MAX_SECONDS = 2.0  # of this thread's own time: a step in C, such as a search, can be long
 MAX_TEXT = 16 << 20  # characters of one text
 MAX_MADE = 4 * MAX_TEXT  # characters of all texts that were made on the way
 _MAX_NUMBER = 1 << 64
 # Widths or precisions in formats: of five digits, or given by another value.
 _WIDE_PERCENT = re.compile(r"%[^a-zA-Z%]*(\d{5,}|\*)")
 _WIDE_BRACES = re.compile(r"\{[^{}]*\d{5,}|\{[^{}]*:[^{}]*\{")
-# Filters and methods that take a width or a count.
-_WIDTHS = frozenset(
-    ["center", "ljust", "rjust", "zfill", "expandtabs", "indent", "wordwrap", "batch", "slice", "truncate", "round"]
-)
+# Filters and methods that take a width or a count, which makes text as long as that.
+_WIDTHS = frozenset(["center", "ljust", "rjust", "zfill", "expandtabs", "indent", "batch", "slice", "tojson"])
+_MAX_PRECISION = 64
 
 
 class TooMuch(Exception):
@@ -40,13 +41,15 @@ _left: ContextVar[list[int]] = ContextVar("characters that may still be made")
 @contextmanager
 def limited() -> Iterator[None]:
     """Raises TooMuch when what runs inside, in this thread, takes too many steps or makes too much text."""
-    lines = MAX_LINES
+    lines, end = MAX_LINES, time.thread_time() + MAX_SECONDS
 
     def count(frame: FrameType, event: str, argument: Any) -> Any:
         nonlocal lines
         lines -= 1
         if lines < 0:
             raise TooMuch(f"it takes more than {MAX_LINES} steps")
+        if time.thread_time() > end:
+            raise TooMuch(f"it takes more than {MAX_SECONDS:g} seconds")
         return count
 
     token, tracer = _left.set([MAX_MADE]), sys.gettrace()
@@ -111,7 +114,10 @@ def check_call(name: str, operands: Iterable[Any]) -> None:
         raise TooMuch(f"the format {values[0][:40]!r} is too wide")
     if name == "format" and isinstance(values[0], str):  # the filter's formats are those of %
         check_operator("%", values[0], values[1:])
-    sizes = sorted((_size(v) if name in _WIDTHS or not isinstance(v, int) else 1 for v in values), reverse=True)
+    if name == "round" and any(isinstance(v, int) and abs(v) > _MAX_PRECISION for v in values[1:]):
+        raise TooMuch("the precision of 'round' is too large")
+    counted = [v for i, v in enumerate(values) if not isinstance(v, int) or (i and name in _WIDTHS)]
+    sizes = sorted(map(_size, counted), reverse=True)
     length = math.prod(sizes[:2])
     if length > MAX_MADE:
         raise TooMuch(f"'{name}' could make {length} characters; allowed: {MAX_MADE}")

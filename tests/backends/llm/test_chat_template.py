@@ -129,8 +129,8 @@ def test_large_numbers_and_formats_of_ordinary_width() -> None:
     """What the limits must not catch."""
     user = [{"role": "user", "content": 1_700_000_000_123}]
     source = "{{ messages[0].content|string }} {{ x|default(1700000000) }} {{ '%5.1f|%s' % (2, 'a') }}"
-    source += " {{ '{:>4}'.format(7) }}"
-    assert _render(source, user) == "1700000000123 1700000000   2.0|a    7"
+    source += " {{ '{:>4}'.format(7) }} {{ 1700000000|tojson }} {{ 1700000000|round }}"
+    assert _render(source, user) == "1700000000123 1700000000   2.0|a    7 1700000000 1700000000"
     long = [{"role": "user", "content": "word\n" * 100_000}]
     assert len(_render("{{ messages[0].content|replace('\n', ' ')|trim }}", long)) == 499_999
 
@@ -196,6 +196,11 @@ def test_attributes_of_functions_are_undefined(source: str) -> None:
         "{% set s = 'a' * 9000000 %}{% set ns = namespace(l=[]) %}"
         "{% for i in range(10000) %}{% set ns.l = ns.l + [s[1:]] %}{% endfor %}",
         "{% for i in range(100000) %}{% for j in range(100000) %}{% endfor %}{% endfor %}",
+        "{% set s = 'a' * 16000000 %}{% for i in range(100000) %}{{ s.count('b') }}{% endfor %}",
+        "{% set s = 'a' * 16000000 %}{% for i in range(100000) %}{% if 'b' in s %}{% endif %}{% endfor %}",
+        "{{ 1|round(-1000000000) }}",
+        "{{ strftime_now('%A' * 1000000) }}",
+        "{{ [[1]]|tojson(indent=1000000000) }}",
         "{% for i in range(10000000) %}{% endfor %}",
         "{% macro f(n) %}{{ f(n) }}{{ f(n) }}{% endmacro %}{{ f(1) }}",
         "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(40) }}",
