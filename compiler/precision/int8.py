@@ -161,7 +161,7 @@ def _cost_note(
     drop_unused_initializers(without.graph)
     timed = compare_graphs(model, without, target, sample)
     if timed is None:
-        return ("what the held nodes cost is estimated by their part of the work: this machine cannot run the target",)
+        return (f"what the held nodes cost is estimated by their part of the work: {target} cannot run here",)
     shapes = ", ".join(f"{n} {list(a.shape)}" for n, a in sample.items())
     return (
         f"what the held nodes cost in speed, measured here on {target} at {shapes}: {timed.first_ms:.2f} ms with them, "

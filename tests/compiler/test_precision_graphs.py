@@ -10,13 +10,15 @@ import onnx
 import onnx_ir as ir
 import onnxruntime
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from compiler.errors import ModelRefused
 from compiler.precision import PrecisionResult, convert
 from compiler.precision.accuracy import agreement
 from compiler.precision.emulate import emulated
 from compiler.precision.observe import run_outputs
-from tests.compiler.test_precision_half import graph
+from tests.compiler.test_precision_half import graph, random_graphs
 
 RNG = np.random.default_rng(0)
 
@@ -221,3 +223,48 @@ def test_the_graph_is_valid_and_near_or_refused_for_the_right_reason(name, preci
         assert words in error.value.message
         return
     _check(convert(model, precision, target, [case.inputs]), model, case.inputs, precision)
+
+
+@settings(max_examples=60, deadline=None)
+@given(model=random_graphs(), choice=st.sampled_from(PRECISIONS), seed=st.integers(0, 99))
+def test_random_graphs_in_every_precision(model, choice, seed):
+    """The converter may refuse with its numbers; what it returns is valid, finite and near."""
+    precision, target = choice
+    rng = np.random.default_rng(seed)
+    inputs = {"x": rng.standard_normal((3, 8)).astype(np.float32)}
+    try:
+        result = convert(model, precision, target, [inputs])
+    except ModelRefused as error:
+        assert "agreement with fp32 is" in error.message or "no node of the graph can be" in error.message
+        return
+    held = {h.name for h in result.held}
+    assert all(h.reason and 0 <= h.share.flops <= 1 for h in result.held) and len(held) == len(result.held)
+    _check(result, model, inputs, precision)
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    rank=st.integers(1, 3), groups=st.sampled_from([1, 2, 4]), kernel=st.integers(1, 3), residual=st.booleans(),
+    choice=st.sampled_from([("int8", "onnxruntime"), ("int8", "tensorrt"), ("fp16", "tensorrt")]),
+    seed=st.integers(0, 99),
+)  # fmt: skip
+def test_random_convolutions(rank, groups, kernel, residual, choice, seed):
+    """1-d to 3-d, plain, grouped and depthwise, with and without a sum after them, channels of very different size."""
+    rng = np.random.default_rng(seed)
+    size, pads = "4," * rank, ",".join(["0"] * rank + [str(kernel - 1)] * rank)
+    weights = (rng.standard_normal((4, 4 // groups, *([kernel] * rank)))).astype(np.float32)
+    weights *= (10.0 ** rng.integers(-2, 2, 4)).astype(np.float32).reshape(4, *([1] * (rank + 1)))
+    body = f"c = Conv<group={groups}, pads=[{pads}]>(x, w, b) r = Relu(c) " + (
+        "y = Add(r, x)" if residual else "y = Neg(r)"
+    )
+    model = graph(
+        f"(float[N,4,{size[:-1]}] x) => (float[N,4,{size[:-1]}] y) {{ {body} }}",
+        w=weights, b=rng.standard_normal(4).astype(np.float32),
+    )  # fmt: skip
+    inputs = {"x": rng.standard_normal((2, 4, *([4] * rank))).astype(np.float32)}
+    try:
+        result = convert(model, *choice, [inputs])
+    except ModelRefused as error:
+        assert "agreement with fp32 is" in error.message
+        return
+    _check(result, model, inputs, choice[0])
