@@ -66,3 +66,19 @@ def flatten(requests: Sequence[ScheduledRequest]) -> StepInputs:
         max_context_len=np.array(longest, dtype=np.int32),
         logits_indices=np.array(logits, dtype=np.int32),
     )
+
+
+def one_by_one(requests: Sequence[ScheduledRequest], block_size: int) -> list[ScheduledRequest]:
+    """Splits requests into sequences of one token each, over the same blocks.
+
+    A step writes all keys and values before it attends, so token i + 1 sees token i. What a token's result depends on
+    is then its own context alone, and not whether it came in a chunk, as a decode, as a draft or after a preemption.
+    """
+    singles = []
+    for request_id, token_ids, computed, block_ids, num_logits in requests:
+        first_logits = len(token_ids) - num_logits
+        for index, token_id in enumerate(token_ids):
+            position = computed + index
+            blocks = block_ids[: position // block_size + 1]
+            singles.append(ScheduledRequest(request_id, (token_id,), position, blocks, int(index >= first_logits)))
+    return singles

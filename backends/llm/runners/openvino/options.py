@@ -24,6 +24,8 @@ class OpenVinoOptions:
             and all, which is slower.
         kv_cache_precision: "auto" is what attention computes in: bf16 where the processor has it, f32 elsewhere and in
             exact mode; "u8" needs about half of bf16's memory.
+        batch_invariant: the same tokens give the same logits, to the bit, alone or in a batch, in chunks or whole,
+            after a preemption or from the prefix cache. Prompts take longer (docs/measured.md).
         num_threads: 0 is OpenVINO's own choice.
         cache_dir: where the built graph is kept, about as large as the model; it loads faster from there and takes less
             memory. None builds it each time.
@@ -31,6 +33,7 @@ class OpenVinoOptions:
 
     kv_cache_bytes: int = 1 << 30
     exact: bool = False
+    batch_invariant: bool = False
     weights: WeightFormat = "u4"
     kv_cache_precision: CachePrecision = "auto"
     num_threads: int = 0

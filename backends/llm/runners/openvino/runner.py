@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import mmap
+from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -10,12 +11,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 import openvino as ov
 
-from backends.llm.engine.outputs import ModelRunnerOutput, SchedulerOutput
+from backends.llm.engine.outputs import BlockId, ModelRunnerOutput, RequestId, ScheduledRequest, SchedulerOutput
 from backends.llm.loaders.base import LoadedModel
 from backends.llm.runners.openvino.graph import build_graph
 from backends.llm.runners.openvino.graph_cache import cached_graph
 from backends.llm.runners.openvino.options import OpenVinoOptions, WeightFormat
-from backends.llm.runners.step_inputs import StepInputs, flatten
+from backends.llm.runners.step_inputs import StepInputs, flatten, one_by_one
 from compiler.errors import UsageError
 
 if TYPE_CHECKING:
@@ -54,13 +55,15 @@ class OpenVinoRunner:
         # In u8 some rows of a block of keys hold their scales.
         self.block_size = min(_fixed(port)[1] for port in caches)
         self.block_bytes = sum(_block_bytes(port) for port in caches)
-        self.num_blocks = options.kv_cache_bytes // self.block_bytes
+        self._batch_invariant = options.batch_invariant
+        num_blocks = options.kv_cache_bytes // self.block_bytes
+        self.num_blocks = num_blocks - options.batch_invariant  # the last one is for a row that nobody sees
         if self.num_blocks < 1:
             raise UsageError(f"kv_cache_bytes is {options.kv_cache_bytes}; one block takes {self.block_bytes}")
         self._request = compiled.create_infer_request()
-        self._cache = [_zeroed(self.num_blocks * _block_bytes(port)) for port in caches]  # OpenVINO only borrows it
+        self._cache = [_zeroed(num_blocks * _block_bytes(port)) for port in caches]  # OpenVINO only borrows it
         for port, memory in zip(caches, self._cache, strict=True):
-            self._request.set_tensor(port, _as_tensor(memory, port, self.num_blocks))
+            self._request.set_tensor(port, _as_tensor(memory, port, num_blocks))
         self._ports = [(name, compiled.input(name)) for name in _STEP_FIELDS]
         self._compiled = compiled
 
@@ -68,16 +71,28 @@ class OpenVinoRunner:
         """See ModelRunner. The logits are the graph's own output memory, which the next call overwrites."""
         if not output.requests:
             return ModelRunnerOutput(np.zeros((0, self.vocab_size), dtype=np.float32))
-        inputs = flatten(output.requests)
+        requests: Sequence[ScheduledRequest] = output.requests
+        if self._batch_invariant:
+            requests = one_by_one(requests, self.block_size)
+            if len(requests) == 1:
+                # One row goes through a kernel of its own, which rounds differently; two and more are all alike.
+                requests.append(ScheduledRequest(RequestId(""), (0,), 0, (BlockId(self.num_blocks),), 0))
+        inputs = flatten(requests)
         num_logits = len(inputs.logits_indices)
         for name, port in self._ports:
             array = getattr(inputs, name)
-            if name == "logits_indices" and not num_logits:
-                array = _NO_LOGITS  # the graph wants a row; nobody sees it
+            if name == "logits_indices":
+                array = self._rows(array)
             self._request.set_tensor(port, ov.Tensor(array))
         self._request.infer()
         logits: npt.NDArray[np.float32] = self._request.get_output_tensor(0).data
         return ModelRunnerOutput(logits[:num_logits])
+
+    def _rows(self, indices: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
+        """Returns the rows that the graph computes logits for: it wants one, and two for them to be batch-invariant."""
+        if not len(indices):
+            return _NO_LOGITS
+        return np.repeat(indices, 2) if self._batch_invariant and len(indices) == 1 else indices
 
     def close(self) -> None:
         """Frees weights and cache."""
