@@ -16,7 +16,9 @@ from backends.llm.engine.outputs import RequestId
 _BENEFIT_OF_DOUBT = 0.5  # a request of which nothing is known counts as this many tokens that were all accepted
 _MEMORY = 0.95  # what a step leaves of what was known: about 20 steps count
 _IDLE_MEMORY = 0.99  # the same for a step without drafts, so that a request that got none is tried again
-_STALE_STEPS = 5000  # a step time that was not seen again for so long counts no more
+_DOWN, _UP = 0.5, 0.05  # how far a shorter or a longer step moves the typical time: other work only makes steps longer
+_FEWEST = 3  # steps of a size that are needed to judge it
+_STALE_STEPS = 300  # a size that was not seen for so long is forgotten, and so tried again
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,37 +77,46 @@ def _expected(rate: float, num_drafts: int) -> float:
 
 
 @dataclass(slots=True)
-class _Sizes:
-    """The steps of about one size: sums in which the newest count most."""
+class _Size:
+    """The steps of about one size.
 
-    weight: float = 0.0
-    num_tokens: float = 0.0
-    seconds: float = 0.0
+    Attributes:
+        num_tokens: their mean size, the newest counting most.
+        seconds: what one takes where nothing else gets in its way.
+        last: the number of the newest step.
+    """
+
+    num_tokens: float
+    seconds: float
+    count: int = 0
     last: int = 0
+
+    def add(self, num_tokens: int, seconds: float, number: int) -> None:
+        self.count += 1
+        self.last = number
+        self.num_tokens += (num_tokens - self.num_tokens) / min(self.count, 20)
+        self.seconds += (seconds - self.seconds) * (_DOWN if seconds < self.seconds else _UP)
 
 
 class StepTimes:
-    """Fits StepTime to measured decode steps: a line through the averages of the sizes that were seen."""
+    """Fits StepTime to measured decode steps: a line through the typical times of the sizes that were seen."""
 
     def __init__(self) -> None:
-        self._sizes: dict[int, _Sizes] = {}
+        self._sizes: dict[int, _Size] = {}
         self._num_steps = 0
 
     def observe(self, num_tokens: int, seconds: float) -> None:
         """Takes one step without prompts: those have many tokens and another time for each."""
         self._num_steps += 1
-        sizes = self._sizes.setdefault(int(4 * math.log2(num_tokens)), _Sizes())  # a size is 19% wide
-        sizes.weight = sizes.weight * _MEMORY + 1
-        sizes.num_tokens = sizes.num_tokens * _MEMORY + num_tokens
-        sizes.seconds = sizes.seconds * _MEMORY + seconds
-        sizes.last = self._num_steps
+        key = int(4 * math.log2(num_tokens))  # a size is 19% wide
+        self._sizes.setdefault(key, _Size(num_tokens, seconds)).add(num_tokens, seconds, self._num_steps)
 
     def fit(self) -> StepTime | None:
-        """Returns the line, not falling and not starting below 0; None where fewer than two sizes were seen lately."""
+        """Returns the line, not falling and not starting below 0; None where fewer than two sizes are known."""
         self._sizes = {k: s for k, s in self._sizes.items() if self._num_steps - s.last < _STALE_STEPS}
-        if len(self._sizes) < 2:
+        points = [(min(s.count, 20), s.num_tokens, s.seconds) for s in self._sizes.values() if s.count >= _FEWEST]
+        if len(points) < 2:
             return None
-        points = [(s.weight, s.num_tokens / s.weight, s.seconds / s.weight) for s in self._sizes.values()]
         total = sum(weight for weight, _, _ in points)
         mean_n = sum(weight * n for weight, n, _ in points) / total
         mean_t = sum(weight * t for weight, _, t in points) / total
@@ -165,7 +176,7 @@ class SpeculationController:
         most = [min(self._max_drafts, rate.most_drafts) for rate in known]
         step_time = self._times.fit()
         self._num_plans += 1
-        if step_time is None:  # steps with and without drafts in turn, until there are two sizes to compare
+        if step_time is None:  # steps with and without drafts in turn, until there are sizes to compare
             counts = most if self._num_plans % 2 == 0 else [0] * len(most)
         else:
             counts = plan_drafts([r.rate for r in known], most, step_time, draft_token_s=self._draft_token_s)
