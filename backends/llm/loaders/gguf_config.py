@@ -54,6 +54,10 @@ def config_from_gguf(file: GgufFile) -> DecoderConfig:
     arch = m.text("general.architecture")
     if arch not in ARCHITECTURES:
         m.refuse("general.architecture", one_of(ARCHITECTURES))
+    if (parts := m.integer("split.count", default=1)) > 1:
+        raise ModelRefused(
+            f"{m.shown} is one of {parts} files of a model", hint="join them: llama-gguf-split --merge FIRST WHOLE.gguf"
+        )
     if m.integer(f"{arch}.expert_count", default=0):
         m.refuse(f"{arch}.expert_count", "0: mixtures of experts are not supported")
     embedding = file.tensors.get("token_embd.weight")

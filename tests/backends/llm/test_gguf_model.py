@@ -189,6 +189,7 @@ def test_j10_the_declared_shape_counts_where_a_tensor_was_stored_in_another(path
     [
         ({"general__architecture": "mamba"}, "'general.architecture' is 'mamba'; wanted: gemma3, llama, qwen2, qwen3"),
         ({"general__architecture": None}, "'general.architecture' is missing"),
+        ({"split__count": 3}, "is one of 3 files of a model\n  hint: join them: llama-gguf-split"),
         ({"llama__expert_count": 8}, "mixtures of experts are not supported"),
         ({"llama__block_count": 1 << 30}, "'llama.block_count' is 1073741824; wanted: an integer from 1 to 1024"),
         ({"llama__block_count": 0}, "'llama.block_count' is 0"),
