@@ -143,13 +143,13 @@ class _Builder:
 
 
 def _with_group_sums(hidden: ov.Node | ov.Output, groups: int, size: int, added: int) -> ov.Node:
-    """Returns [num_tokens, groups * size + added]: the input, the sum of each of its groups, and zeros."""
-    sums = ops.reshape(hidden, constant(np.array([0, groups, size], dtype=np.int64)), True)
-    sums = ops.reduce_sum(sums, constant(np.array([2], dtype=np.int64)), False)
-    if added > groups:
-        ends = constant(np.array([0, 0], dtype=np.int64)), constant(np.array([0, added - groups], dtype=np.int64))
-        sums = ops.pad(sums, *ends, "constant", constant(np.float32(0)))
-    return ops.concat([hidden, sums], 1)
+    """Returns [num_tokens, groups * size + added]: the input, the sum of each of its groups, and zeros.
+
+    The sums are a product with zeros and ones, which is one node; reducing, padding and changing types would be four.
+    """
+    members = np.zeros((added, groups * size), dtype=np.float32)
+    members[:groups] = np.repeat(np.eye(groups, dtype=np.float32), size, axis=1)
+    return ops.concat([hidden, ops.matmul(hidden, constant(members), False, True)], 1)
 
 
 def _rms_norm(hidden: ov.Node | ov.Output, weight: npt.NDArray[np.float32], eps: float) -> ov.Node:

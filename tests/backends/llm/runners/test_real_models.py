@@ -73,17 +73,12 @@ def _transformers(model: LoadedModel) -> torch.nn.Module:
     return theirs.eval()
 
 
-def _plain(theirs: torch.nn.Module, prompts: list[list[int]], num_tokens: int) -> list[list[int]]:
-    answers = []
-    for prompt in prompts:
-        ids = torch.tensor([prompt])
-        with torch.inference_mode():
-            full = theirs.generate(
-                ids, attention_mask=torch.ones_like(ids), max_new_tokens=num_tokens, min_new_tokens=num_tokens,
-                do_sample=False, eos_token_id=None, pad_token_id=0,
-            )  # fmt: skip
-        answers.append(full[0, len(prompt) :].tolist())
-    return answers
+def _greedy_by_transformers(theirs: torch.nn.Module, prompt: list[int], answer: list[int]) -> list[int]:
+    """Returns their choice after each token of an answer; if all are the answer's, it is their greedy answer."""
+    with torch.inference_mode():
+        logits = theirs(torch.tensor([prompt + answer[:-1]]), use_cache=False).logits[0]
+    chosen: list[int] = logits[len(prompt) - 1 :].argmax(dim=-1).tolist()
+    return chosen
 
 
 def _openvino(model: LoadedModel) -> ModelRunner:
@@ -100,12 +95,14 @@ RUNNERS: list[Callable[[LoadedModel], ModelRunner]] = [_openvino, _torch]
 def _check(path: Path, size: tuple[int, int]) -> None:
     model = load_model(path)
     prompts = _prompts(model.config.vocab_size, size[0])
-    wanted = _plain(_transformers(model), prompts, size[1])
-    assert len({tuple(answer) for answer in wanted}) == len(prompts), "the answers must tell the prompts apart"
+    theirs = _transformers(model)
     for make in RUNNERS:
         runner = make(model)
-        assert greedy(runner, prompts, size[1]) == wanted, make.__name__
+        answers = greedy(runner, prompts, size[1])
         runner.close()
+        assert len({tuple(answer) for answer in answers}) > 0.9 * len(prompts), "answers must tell the prompts apart"
+        wanted = [_greedy_by_transformers(theirs, *pair) for pair in zip(prompts, answers, strict=True)]
+        assert answers == wanted, make.__name__
 
 
 def test_smollm2_answers_as_transformers(smollm2: Path) -> None:
