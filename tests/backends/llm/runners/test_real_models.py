@@ -1,6 +1,6 @@
 """Real models: greedy answers equal those of `transformers` in float32 on the same dequantised weights, to the token.
 
-`pytest -m slow tests/backends/llm/runners/test_real_models.py` is the full form: 32 prompts, 64 tokens.
+`pytest -m soak tests/backends/llm/runners/test_real_models.py` is the full form: 32 prompts, 64 tokens.
 """
 
 from __future__ import annotations
@@ -109,11 +109,11 @@ def test_smollm2_answers_as_transformers(smollm2: Path) -> None:
     _check(smollm2, SHORT)
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_smollm2_answers_as_transformers_in_full(smollm2: Path) -> None:
     _check(smollm2, FULL)
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_gemma3_answers_as_transformers(gemma3: Path) -> None:
     _check(gemma3, SHORT)
