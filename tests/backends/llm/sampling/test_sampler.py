@@ -1,12 +1,10 @@
-"""sample(): every operation against loops, batches, drafts, masks, bad logits."""
+"""sample(): every operation against loops, batches, randomness, bad logits, log probabilities."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -19,36 +17,7 @@ from backends.llm.sampling.randomness import Purpose, uniform
 from backends.llm.sampling.sampler import Sampled, SampleRequest, sample
 from backends.llm.sampling.state import SamplerState
 from tests.backends.llm.sampling import plain
-
-Floats = npt.NDArray[np.float32]
-
-
-def rows(seed: int, count: int, vocab_size: int, scale: float = 3.0) -> Floats:
-    return (scale * np.random.default_rng(seed).normal(size=(count, vocab_size))).astype(np.float32)
-
-
-def started(params: SamplingParams, prompt: Sequence[int] = (1, 2, 3), **kwargs: object) -> SamplerState:
-    return SamplerState(params, prompt, seed=params.seed or 0, **kwargs)  # type: ignore[arg-type]
-
-
-def tokens(results: Sequence[Sampled | LogitsError]) -> list[tuple[int, ...]]:
-    assert all(isinstance(result, Sampled) for result in results)
-    return [result.token_ids for result in results if isinstance(result, Sampled)]
-
-
-def decode(logits: Floats, params: SamplingParams, prompt: Sequence[int] = (1, 2, 3), **kwargs: object) -> list[int]:
-    """Plain decoding: one row at a time."""
-    state = started(params, prompt, **kwargs)
-    return [tokens(sample(row[None], [SampleRequest(state)]))[0][0] for row in logits]
-
-
-def packed(allowed: npt.NDArray[np.bool_]) -> npt.NDArray[np.int32]:
-    """[rows, vocab_size] bool to the words of a grammar's mask, bit by bit."""
-    words = np.zeros((len(allowed), -(-allowed.shape[1] // 32)), dtype=np.uint32)
-    for row, token_id in zip(*np.nonzero(allowed), strict=True):
-        words[row, token_id // 32] |= np.uint32(1 << (token_id % 32))
-    return words.view(np.int32)
-
+from tests.backends.llm.sampling.steps import decode, packed, rows, started, tokens
 
 # --- greedy
 
@@ -217,95 +186,6 @@ def test_many_answers_follow_the_distribution() -> None:
     requests = [SampleRequest(SamplerState(params, (1,), seed=seed)) for seed in range(count)]
     drawn = np.bincount([t[0] for t in tokens(sample(block, requests))], minlength=3) / count
     assert drawn == pytest.approx([0.5, 0.3, 0.2], abs=4 * 0.5 / count**0.5)
-
-
-# --- drafts
-
-
-def test_g28_the_first_draft_token_is_verified() -> None:
-    logits = np.zeros((2, 4), dtype=np.float32)
-    logits[:, 2] = 1.0
-    request = SampleRequest(started(SamplingParams(), (1, 1, 1)), Draft((1,)))
-    (result,) = sample(logits, [request])
-    assert result == Sampled((2,))
-
-
-@pytest.mark.parametrize("params", [SamplingParams(), SamplingParams(temperature=0.9, top_p=0.9, seed=4)])
-def test_with_looked_up_drafts_the_tokens_are_those_of_plain_decoding(params: SamplingParams) -> None:
-    """Greedy and sampled alike, whatever the drafts say, with penalties that depend on every token before."""
-    params = SamplingParams(**{**params.__dict__, "frequency_penalty": 0.8, "repetition_penalty": 1.2})
-    rng = np.random.default_rng(0)
-    table = rows(1, 64, 50, scale=2.0)  # the logits at each position
-    expected = decode(table, params)
-    state = started(params)
-    answer: list[int] = []
-    accepted = 0
-    while len(answer) < 60:
-        num_drafts = int(rng.integers(0, 4))
-        at = len(answer)
-        guesses = [t if rng.random() < 0.6 else int(rng.integers(50)) for t in expected[at : at + num_drafts]]
-        block = table[at : at + 1 + len(guesses)]
-        (result,) = sample(block, [SampleRequest(state, Draft(tuple(guesses)))])
-        assert isinstance(result, Sampled)
-        accepted += result.num_accepted
-        answer += result.token_ids
-    assert answer == expected[: len(answer)]
-    assert accepted > 20
-    assert state.num_output_tokens == len(answer)
-
-
-def test_rows_of_drafts_and_of_others_lie_side_by_side() -> None:
-    table = rows(2, 7, 30)
-    best = table.argmax(axis=1).tolist()
-    results = sample(
-        table,
-        [
-            SampleRequest(started(SamplingParams()), Draft((best[0], best[1], 0 if best[2] else 1))),
-            SampleRequest(started(SamplingParams())),
-            SampleRequest(started(SamplingParams()), Draft((best[5],))),
-        ],
-    )
-    assert tokens(results) == [tuple(best[:3]), (best[4],), (best[5], best[6])]
-    assert [r.num_accepted for r in results if isinstance(r, Sampled)] == [2, 0, 1]
-
-
-def test_min_tokens_counts_the_drafts_before() -> None:
-    logits = np.zeros((3, 10), dtype=np.float32)
-    logits[:, 7] = 9.0
-    logits[:, 3] = 1.0
-    state = started(SamplingParams(min_tokens=2), stop_token_ids=(7,))
-    (result,) = sample(logits, [SampleRequest(state, Draft((3, 3)))])
-    assert result == Sampled((3, 3, 7))
-
-
-# --- grammars
-
-
-def test_a_mask_allows_exactly_its_tokens() -> None:
-    logits = rows(0, 2, 70)
-    allowed = np.zeros((2, 70), dtype=bool)
-    allowed[0, [33, 69]] = True
-    allowed[1, 31] = True
-    best = 33 if logits[0, 33] > logits[0, 69] else 69
-    (result,) = sample(logits, [SampleRequest(started(SamplingParams()), Draft((best,)), packed(allowed))])
-    assert result == Sampled((best, 31))
-
-
-def test_a_draft_that_the_mask_forbids_is_not_accepted() -> None:
-    logits = np.zeros((2, 70), dtype=np.float32)
-    logits[:, 5] = 9.0
-    allowed = np.ones((2, 70), dtype=bool)
-    allowed[0, 5] = False
-    for params in (SamplingParams(), SamplingParams(temperature=1.0, seed=1)):
-        (result,) = sample(logits, [SampleRequest(started(params), Draft((5,)), packed(allowed))])
-        assert isinstance(result, Sampled) and result.token_ids[0] != 5
-
-
-def test_a_mask_of_fewer_tokens_than_logits_forbids_the_padding() -> None:
-    logits = np.zeros((1, 100), dtype=np.float32)
-    logits[0, 99] = 9.0
-    mask = packed(np.ones((1, 64), dtype=bool))
-    assert tokens(sample(logits, [SampleRequest(started(SamplingParams()), allowed_tokens=mask)])) == [(0,)]
 
 
 # --- bad logits
