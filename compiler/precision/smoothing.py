@@ -82,27 +82,28 @@ def find_smoothing(model: ir.Model, names: Sequence[str], samples: Samples, weig
         samples: calibration data.
         weight_bits: of the scheme.
     """
-    weights: dict[str, list[Doubles]] = {}
+    readers: dict[str, list[ir.Node]] = {}
     chosen = set(names)
     for node in model.graph:
         data = node.inputs[0] if node.inputs else None
         if node.name in chosen and node.op_type in SMOOTHED_OPS and data is not None and data.name:
-            weights.setdefault(data.name, []).append(_rows_by_input(node))
-    found = collect_channels(model, list(weights), samples)
-    smoothing = {n: _best(channels, weights[n], weight_bits) for n, channels in found.items()}
+            readers.setdefault(data.name, []).append(node)
+    found = collect_channels(model, list(readers), samples)
+    # One tensor's weights at a time: a large model's do not fit twice.
+    smoothing = {n: _best(c, [_rows_by_input(r) for r in readers[n]], weight_bits) for n, c in found.items()}
     return {n: s for n, s in smoothing.items() if s is not None}
 
 
-def _rows_by_input(node: ir.Node) -> Doubles:
+def _rows_by_input(node: ir.Node) -> Floats:
     """Returns a node's weight as [input channels, output channels]."""
     weight = weight_of(node)
     assert weight is not None
     array = constant(node.inputs[weight.index])
     assert array is not None
-    return np.asarray(array if weight.axis == 1 else array.T, dtype=np.float64)
+    return np.asarray(array if weight.axis == 1 else array.T, dtype=np.float32)
 
 
-def _best(channels: Channels, weights: Sequence[Doubles], bits: int) -> Smoothing | None:
+def _best(channels: Channels, weights: Sequence[Floats], bits: int) -> Smoothing | None:
     ones = np.ones_like(channels.low)
     plain = _noise(channels, weights, ones, bits)
     options = [_factors(channels, weights, exponent) for exponent in EXPONENTS]
@@ -114,7 +115,7 @@ def _best(channels: Channels, weights: Sequence[Doubles], bits: int) -> Smoothin
     return Smoothing(factors, low, high)
 
 
-def _factors(channels: Channels, weights: Sequence[Doubles], exponent: float) -> Doubles:
+def _factors(channels: Channels, weights: Sequence[Floats], exponent: float) -> Doubles:
     """Returns |x|^a / |W|^(1-a) by channel, with a geometric mean of 1."""
     data = np.maximum(np.abs(channels.low), np.abs(channels.high))
     rows = np.max([np.abs(w).max(axis=1) for w in weights], axis=0)
@@ -135,16 +136,16 @@ def _range(channels: Channels, factors: Doubles | Floats) -> tuple[float, float]
     return min(0.0, float((channels.low / factors).min())), max(0.0, float((channels.high / factors).max()))
 
 
-def _noise(channels: Channels, weights: Sequence[Doubles], factors: Doubles, bits: int) -> float:
+def _noise(channels: Channels, weights: Sequence[Floats], factors: Doubles, bits: int) -> float:
     """Predicts the noise of the products' outputs over their power: rounding is uniform, step^2 / 12 everywhere."""
     low, high = _range(channels, factors)
     step = (high - low) / 255
     power = channels.mean_square
     total = 0.0
     for weight in weights:
-        scaled = weight * factors[:, None]
-        steps = np.abs(scaled).max(axis=0) / (2 ** (bits - 1) - 1)
-        of_data = step**2 * float((scaled**2).sum())
-        of_weight = float((power / factors**2).sum()) * float((steps**2).sum())
-        total += (of_data + of_weight) / max(float((power[:, None] * weight**2).sum()), 1e-300)
+        squares = np.einsum("ij,ij->i", weight, weight).astype(np.float64)
+        steps = np.abs(weight * factors[:, None].astype(np.float32)).max(axis=0) / (2 ** (bits - 1) - 1)
+        of_data = step**2 * float((squares * factors**2).sum())
+        of_weight = float((power / factors**2).sum()) * float((steps.astype(np.float64) ** 2).sum())
+        total += (of_data + of_weight) / max(float((power * squares).sum()), 1e-300)
     return total
