@@ -43,6 +43,18 @@ def export_sizes(spec: ModelSpec) -> dict[str, int]:
     return sizes
 
 
+def larger_sizes(spec: ModelSpec) -> dict[str, int]:
+    """Returns other sizes to trace with: odd, distinct, as large as the dims allow up to about 60."""
+    taken: set[int] = {s for t in spec.inputs for s in t.shape if isinstance(s, int)}
+    sizes = {}
+    for dim in spec.dims.values():
+        candidates = range(min(dim.max, max(dim.min, 3) + 60), dim.min - 1, -1)
+        free = [s for s in candidates if s % 2 and s not in taken]
+        sizes[dim.name] = free[0] if free else dim.max
+        taken.add(sizes[dim.name])
+    return sizes
+
+
 def parity_cases(spec: ModelSpec) -> list[Case]:
     """Returns the cases that a shipped file must pass: corners, the interior, padded rows, extreme values."""
     low = {d.name: d.min for d in spec.dims.values()}

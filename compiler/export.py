@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from compiler.calling import flatten_outputs, nested_inputs
-from compiler.cases import Case
+from compiler.cases import Case, larger_sizes, make_case
 from compiler.errors import ModelRefused
 from compiler.export_operators import translations
 from compiler.export_refusals import (
@@ -21,7 +21,7 @@ from compiler.export_refusals import (
     refuse_baked_operators,
     user_line,
 )
-from compiler.guards import guards_of, unproved_guards
+from compiler.guards import guards_of, smallest_sizes, unproved_guards
 from compiler.recurrent import recurrent_layers_whole
 from compiler.spec import ModelSpec
 
@@ -30,14 +30,7 @@ if TYPE_CHECKING:
     import torch
 
 
-_RANDOM = (
-    "RandomNormal",
-    "RandomNormalLike",
-    "RandomUniform",
-    "RandomUniformLike",
-    "Multinomial",
-    "Bernoulli",
-)
+_RANDOM = ["RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Multinomial", "Bernoulli"]
 
 
 @dataclass(frozen=True)
@@ -116,33 +109,53 @@ def _converted(
 def _traced(
     wrapper: torch.nn.Module, spec: ModelSpec, case: Case
 ) -> tuple[torch.export.ExportedProgram, tuple[str, ...]]:
-    """Traces with the spec's dims; a guard that holds for all their sizes is not held against the model."""
+    """Traces with the spec's dims; a guard that holds for all their sizes is not held against the model.
+
+    Where small sizes fix a dim, larger ones are tried: a window of 4 makes one of the traced 4, and 1 is a constant.
+    """
+    first: ModelRefused | None = None
+    guards: list[str] = []
+    for traced in (case, make_case(spec, "export, larger", larger_sizes(spec), padded=False)):
+        args = _args(spec, traced)
+        try:
+            return _trace(wrapper, spec, args, defer=False), ()
+        except Exception as error:
+            first = first or export_refusal(error, wrapper, args, spec, traced)
+            if "Constraints violated" not in str(error):
+                break
+            guards = guards_of(str(error), spec)
+        if guards and not unproved_guards(guards, spec):
+            notes = tuple(f"note: the exporter could not prove {g}; tried for all sizes, it holds" for g in guards)
+            with contextlib.suppress(Exception):
+                return _trace(wrapper, spec, args, defer=True), notes
+    assert first is not None
+    if better := smallest_sizes(guards, spec):
+        shown = ", ".join(f"{name}: {{min: {low}}}" for name, low in better.items())
+        raise ModelRefused(first.message, hint=f"{first.hint}; it can be exported with {shown}")
+    raise first
+
+
+def _args(spec: ModelSpec, case: Case) -> tuple[torch.Tensor, ...]:
     import torch
 
-    args = tuple(torch.from_numpy(case.inputs[t.name].copy()) for t in spec.inputs)
+    return tuple(torch.from_numpy(case.inputs[t.name].copy()) for t in spec.inputs)
+
+
+def _trace(
+    wrapper: torch.nn.Module, spec: ModelSpec, args: tuple[torch.Tensor, ...], *, defer: bool
+) -> torch.export.ExportedProgram:
+    """Runs torch.export; with `defer` its guards become checks at run time, which an ONNX graph leaves out."""
+    import torch
+
     # min=1: export treats 0 and 1 as special, but a file that serves one request must accept 1.
     dims = {d.name: torch.export.Dim(d.name, min=d.min, max=d.max) for d in spec.dims.values() if d.max > d.min}
     shapes = tuple(
         {axis: dims[s] for axis, s in enumerate(t.shape) if isinstance(s, str) and s in dims} for t in spec.inputs
     )
-
-    def trace(defer: bool) -> torch.export.ExportedProgram:
-        with hidden_prints(), recurrent_layers_whole():
-            return torch.export.export(
-                wrapper, args, dynamic_shapes=(shapes,), prefer_deferred_runtime_asserts_over_guards=defer
-            )
-
-    try:
-        return trace(defer=False), ()
-    except Exception as error:
-        guards = guards_of(str(error), spec)
-        if not guards or unproved_guards(guards, spec):
-            raise export_refusal(error, wrapper, args, spec, case) from error
-    try:
-        program = trace(defer=True)
-    except Exception as error:
-        raise export_refusal(error, wrapper, args, spec, case) from error
-    return program, tuple(f"note: the exporter could not prove {g}; tried for all sizes, it holds" for g in guards)
+    with hidden_prints(), recurrent_layers_whole():
+        return torch.export.export(
+            wrapper, args, dynamic_shapes=(shapes,), prefer_deferred_runtime_asserts_over_guards=defer
+        )
 
 
 def _by_name(module: torch.nn.Module, spec: ModelSpec, copied: Collection[int] = ()) -> torch.nn.Module:

@@ -10,6 +10,7 @@ import itertools
 import operator
 import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from compiler.spec import ModelSpec
@@ -17,6 +18,8 @@ from compiler.tensors import Dim
 
 # How many combinations of sizes one guard is tried for; larger ranges are sampled evenly, their ends included.
 MAX_TRIED = 20_000
+# How far above a dim's min a better one is looked for.
+MAX_START = 64
 
 _SIZE = re.compile(r"L\['args'\]\[(\d+)\]\.size\(\)\[(\d+)\]")
 _OPERATORS: dict[type, Callable[[Any, Any], Any]] = {
@@ -33,7 +36,14 @@ _OPERATORS: dict[type, Callable[[Any, Any], Any]] = {
     ast.Eq: operator.eq,
     ast.NotEq: operator.ne,
 }
-_FUNCTIONS: dict[str, Callable[..., Any]] = {"Max": max, "Min": min, "Mod": operator.mod, "FloorDiv": operator.floordiv}
+_FUNCTIONS: dict[str, Callable[..., Any]] = {
+    "max": max,
+    "min": min,
+    "Max": max,
+    "Min": min,
+    "Mod": operator.mod,
+    "FloorDiv": operator.floordiv,
+}
 
 
 def guards_of(text: str, spec: ModelSpec) -> list[str]:
@@ -53,6 +63,25 @@ def guards_of(text: str, spec: ModelSpec) -> list[str]:
 def unproved_guards(guards: Sequence[str], spec: ModelSpec) -> list[str]:
     """Returns the guards that fail for a size of the spec, or that cannot be read."""
     return [guard for guard in guards if not _always(guard, spec.dims)]
+
+
+def smallest_sizes(guards: Sequence[str], spec: ModelSpec) -> dict[str, int]:
+    """Returns the `min` for each dim from which on all guards hold; empty where there is none.
+
+    Guards of several dims are not looked at: one dim's smallest size would depend on the other's.
+    """
+    found: dict[str, int] = {}
+    for guard in unproved_guards(guards, spec):
+        name = next((n for n in spec.dims if re.search(rf"\b{n}\b", guard)), "")
+        if not name:
+            return {}
+        dim = spec.dims[name]
+        starts = (low for low in range(dim.min + 1, min((dim.min + dim.max) // 2, dim.min + MAX_START) + 1))
+        fit = next((low for low in starts if _always(guard, {name: replace(dim, min=low)})), None)
+        if fit is None:
+            return {}
+        found[name] = max(fit, found.get(name, 0))
+    return found
 
 
 def _always(guard: str, dims: Mapping[str, Dim]) -> bool:

@@ -46,7 +46,10 @@ def check_signature(module: torch.nn.Module, spec: ModelSpec) -> None:
     needed = [n for n in names if parameters[n].default is inspect.Parameter.empty]
     for name in needed:
         if name not in tops:
-            inputs.fail(f"forward() needs the input '{name}', which the spec lacks; it has: {one_of(given)}")
+            inputs.fail(
+                f"forward() needs the input '{name}', which the spec lacks; it has: {one_of(given)}",
+                hint="what is no tensor gets its value in the factory: a default, or functools.partial around forward",
+            )
 
 
 def run_reference(module: torch.nn.Module, spec: ModelSpec, case: Case) -> dict[str, AnyArray]:

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from compiler.cases import export_sizes, parity_cases
+from compiler.cases import export_sizes, larger_sizes, parity_cases
 from compiler.spec import model_spec_from_file
 from tests.compiler.test_spec import GOOD
 
@@ -68,3 +68,8 @@ def test_export_sizes_are_distinct_and_above_1(tmp_path):
 def test_export_sizes_avoid_fixed_axes(tmp_path):
     text = GOOD.replace("[batch, length], range", "[batch, length, 3], range")
     assert export_sizes(_spec(tmp_path, text)) == {"batch": 4, "length": 5}
+
+
+def test_the_larger_sizes_to_trace_with_are_odd_and_distinct(tmp_path):
+    spec = _spec(tmp_path)
+    assert larger_sizes(spec) == {"batch": 31, "length": 63}

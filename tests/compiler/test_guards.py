@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from compiler.guards import guards_of, unproved_guards
+from compiler.guards import guards_of, smallest_sizes, unproved_guards
 from compiler.tensors import Dim
 
 SPEC = SimpleNamespace(
@@ -56,3 +56,10 @@ def test_guards_that_hold_for_every_size(guard):
 )
 def test_guards_that_fail_somewhere_or_are_no_arithmetic(guard):
     assert unproved_guards([guard], SPEC) == [guard]
+
+
+def test_the_smallest_size_from_which_on_the_guards_hold():
+    assert smallest_sizes(["h > 11", "h // 4 != 3", "h >= 8"], SPEC) == {"h": 16}
+    assert smallest_sizes(["h // 4 != 2"], SPEC) == {"h": 12}
+    assert smallest_sizes(["h % 2 == 0"], SPEC) == {} == smallest_sizes(["h < 9"], SPEC)
+    assert smallest_sizes(["h > 11", "unknown > 0"], SPEC) == {}

@@ -330,6 +330,30 @@ class OddEvenBranch(nn.Module):
         return x
 
 
+class Windows(nn.Module):
+    """Padded to a multiple of four and cut into windows: a single window is another program."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.pad(x, (0, 0, 0, (4 - x.shape[1] % 4) % 4))
+        return x.view(x.shape[0], x.shape[1] // 4, 4, 8).mean(2)
+
+
+class SomeWindows(Windows):
+    """The same, where the spec leaves the single window out."""
+
+
+class BatchMean(nn.Module):
+    """Rows that depend on each other: right in eager, wrong for callers who share a batch."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x - x.mean(0)
+
+
+class TakesMode(nn.Module):
+    def forward(self, x: Tensor, mode: str) -> Tensor:
+        return x * 2 if mode == "double" else x
+
+
 class TwoDimsOneSize(nn.Module):
     """Two inputs whose lengths must be equal, under two names in the spec."""
 
@@ -583,5 +607,9 @@ ENTRIES = (
             "dims that must be equal need one name",
         ),
     ),
+    Entry(Windows, FRAMES, dims=LENGTHS, refused=("dim 'length' is not dynamic", "length: {min: 5}")),
+    Entry(SomeWindows, FRAMES, dims=(LENGTHS[0], "length: {min: 5, opt: 6, max: 14}")),
+    Entry(BatchMean, X, refused=("rows depend on each other", "serve without batching")),
+    Entry(TakesMode, X, refused=("needs the input 'mode'", "functools.partial")),
     Entry(BigTable, (ids("ids", "batch, 5", 16383),)),
 )
