@@ -45,13 +45,14 @@ class Job:
 
     Attributes:
         needs: names of the models that it wires; they are built before it.
+        num_stages: how many stages a build with these options shows.
         build: (repository, options, stage) -> result.
     """
 
     name: str
     path: Path
     needs: tuple[str, ...]
-    num_stages: int
+    num_stages: Callable[[BuildOptions], int]
     build: Callable[[Repository, BuildOptions, Stage], BuildResult]
 
 
@@ -119,7 +120,7 @@ def _job(root: Node, path: Path, overrides: Mapping[str, Any]) -> Job:
             ensemble.name,
             path,
             tuple(dict.fromkeys(wired.model for wired in ensemble.steps)),
-            graph.NUM_STAGES,
+            lambda options: graph.NUM_STAGES,
             lambda repo, options, stage: graph.publish_ensemble(ensemble, repo, force=options.force, stage=stage),
         )
     if isinstance(source, dict) and "python" in source:
@@ -130,7 +131,7 @@ def _job(root: Node, path: Path, overrides: Mapping[str, Any]) -> Job:
             step.name,
             path,
             (),
-            python_step.NUM_STAGES,
+            lambda options: python_step.NUM_STAGES,
             lambda repo, options, stage: python_step.publish_step(step, repo, force=options.force, stage=stage),
         )
     from compiler import pipeline, spec
@@ -143,7 +144,7 @@ def _job(root: Node, path: Path, overrides: Mapping[str, Any]) -> Job:
         model.name,
         path,
         (),
-        pipeline.num_stages(model),
+        lambda options: pipeline.num_stages(model, locked=options.locked),
         lambda repo, options, stage: pipeline.compile_model(
             model,
             repo,

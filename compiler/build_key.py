@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from compiler.calibration_spec import calibration_files
-from compiler.candidates import Choice
 from compiler.fingerprint import code_fingerprint, cpu_description, inputs_fingerprint, sha256_json
 from compiler.metric import metric_files
+from compiler.optimise import Choice
 from compiler.repository import Published, Repository
 from compiler.sources import source_files, source_packages
 from compiler.spec import AUTO, ModelSpec

@@ -114,6 +114,7 @@ class Cache:
             return f"{shown_bytes(size)} are more than the cache may hold ({shown_bytes(self.max_bytes)})"
         final = self._root / kind / f"{key}-{variant[:16]}"
         try:
+            self.path.mkdir(parents=True, exist_ok=True, mode=0o700)
             final.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             staging = self._staging()
             try:

@@ -8,7 +8,7 @@ import traceback
 from collections.abc import Iterable
 from pathlib import Path
 
-_NOT_THE_USERS = (str(Path(__file__).parent), sysconfig.get_path("purelib"), "<")
+_NOT_THE_USERS = (str(Path(__file__).parent), sysconfig.get_path("purelib"), sysconfig.get_path("stdlib"), "<")
 
 
 class ModelkilnError(Exception):

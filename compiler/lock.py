@@ -15,6 +15,8 @@ from typing import Any
 
 from compiler.errors import ModelkilnError, UsageError
 from compiler.fingerprint import cpu_description
+from compiler.precision.search import SearchResult, search_from_json
+from compiler.precision.support import PRECISIONS
 from compiler.recorded import REFERENCE_FILE
 from compiler.targets.registry import TARGET_NAMES, target_named
 
@@ -55,6 +57,14 @@ class Lock:
         chosen = self.document["choice"]
         return (str(chosen["target"]), str(chosen["precision"])) if chosen else None
 
+    @property
+    def search(self) -> SearchResult | None:
+        """What the search for nodes to hold found; None where there was none, or it is not as it was written."""
+        try:
+            return search_from_json(self.document["search"])
+        except (KeyError, TypeError):
+            return None
+
     def require_inputs(self, made_from: Mapping[str, Any], code: Mapping[str, str], spec: Mapping[str, Any]) -> None:
         """Refuses to start where something that the build reads is not what was locked.
 
@@ -72,10 +82,10 @@ class Lock:
             LockDiffers: with each difference; the processors too, where only the files differ.
         """
         now = document_from_manifest(manifest)
-        skipped = ("schema", "processor", "modelkiln")
+        skipped = ("schema", "processor", "modelkiln", "search")
         found = differences(_without(self.document, skipped), _without(now, skipped))
-        if found and self.document["processor"] != now["processor"]:
-            found += differences({"processor": self.document["processor"]}, {"processor": now["processor"]})
+        if found and self.document.get("processor") != now["processor"]:
+            found += differences({"processor": self.document.get("processor")}, {"processor": now["processor"]})
         self._refuse(found)
 
     def allows(self, manifest: Mapping[str, Any]) -> bool:
@@ -106,6 +116,7 @@ def document_from_manifest(manifest: Mapping[str, Any]) -> dict[str, Any]:
         "made_from": _compared(manifest["made_from"], manifest.get("target")),
         "code": manifest["code"],
         "choice": chosen,
+        "search": next((r["search"] for r in manifest.get("passes", ()) if r["search"]), None),
         "held_in_fp32": sorted({name for report in manifest.get("passes", ()) for name in report["held"]}),
         "artifacts": {n: f["sha256"] for n, f in sorted(manifest["files"].items()) if n != REFERENCE_FILE},
     }
@@ -144,10 +155,23 @@ def read_lock(spec: Path) -> Lock:
         raise UsageError(f"{path} cannot be read: {error}") from error
     if not isinstance(document, dict) or document.get("schema") != SCHEMA:
         raise UsageError(f"{path} is not a lock of schema {SCHEMA}", hint=f"compile build {spec} --lock writes it anew")
-    missing = [key for key in ("model", "spec", "made_from", "code", "choice", "artifacts") if key not in document]
-    if missing:
-        raise UsageError(f"{path} lacks the key '{missing[0]}'", hint=f"compile build {spec} --lock writes it anew")
+    if wrong := _wrong_key(document):
+        raise UsageError(f"{path} has no usable '{wrong}'", hint=f"compile build {spec} --lock writes it anew")
     return Lock(path, document)
+
+
+def _wrong_key(document: Mapping[str, Any]) -> str:
+    """Returns the first key that is not what `document_from_manifest` writes, or an empty string."""
+    for key in ("spec", "made_from", "code", "artifacts"):
+        if not isinstance(document.get(key), dict):
+            return key
+    if not isinstance(document["made_from"].get("packages"), dict):
+        return "made_from.packages"
+    choice = document.get("choice")
+    if choice is None:
+        return ""
+    known = isinstance(choice, dict) and choice.get("target") in TARGET_NAMES and choice.get("precision") in PRECISIONS
+    return "" if known else "choice"
 
 
 def write_lock(spec: Path, manifest: Mapping[str, Any]) -> Path:

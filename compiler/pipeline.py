@@ -10,15 +10,16 @@ from pathlib import Path
 from compiler.build_key import model_fingerprint, up_to_date
 from compiler.cache import Cache
 from compiler.candidate_report import candidate_lines, table
-from compiler.candidates import Candidate, Choice, build_candidate, choices_for, choose, time_candidates
+from compiler.candidates import Candidate, build_candidate, choices_for, choose, time_candidates
 from compiler.cases import Case, best_case, parity_cases
 from compiler.errors import ModelRefused
 from compiler.export import quiet
 from compiler.fingerprint import code_fingerprint
+from compiler.kept_graphs import KeptGraphs
 from compiler.lock import Lock
 from compiler.manifest import BuildResult, manifest_head, model_manifest
 from compiler.metric import metric_for
-from compiler.precision.calibration_data import calibration_code
+from compiler.optimise import Choice
 from compiler.progress import Stage, StageTime, silent_stage, timed
 from compiler.recorded import record
 from compiler.repository import Repository
@@ -32,8 +33,10 @@ from compiler.turns import COMPARE, SERVE
 Interface = tuple[Sequence[ArtifactTensor], Sequence[ArtifactTensor]]
 
 
-def num_stages(spec: ModelSpec) -> int:
+def num_stages(spec: ModelSpec, *, locked: bool = False) -> int:
     """Returns how many stages a full build reports; the progress display counts to it."""
+    if locked:
+        return 5
     return 5 + (AUTO in (spec.target, spec.precision)) + (spec.slo is not None)
 
 
@@ -76,18 +79,17 @@ def compile_model(
     cases = parity_cases(spec)
     source = source_graph(spec, cases, trust_pickle=trust_pickle, cache=cache, stage=stage)
     with tempfile.TemporaryDirectory(prefix="modelkiln-") as work:
-        candidates = _build_candidates(spec, choices, cases, source, Path(work), stage)
+        code: dict[str, str] = dict(source.facts.code)
+        candidates = _build_candidates(spec, choices, cases, source, cache, lock, code, Path(work), stage)
         chosen, candidates = _choose(spec, candidates, Path(work), stage, measured=lock is None)
         with stage("publish") as log:
             config_text, interface = _config(spec, chosen)
-            recorded = record(cases, source.references, chosen.folder)
-            # After the candidates: only those in int8 import the calibration's function.
-            code = {**source.facts.code, **calibration_code(spec)}
             flags = " --trust-pickle" if source.facts.trusted else ""
             manifest = {
                 **manifest_head(spec.document, fingerprint, code, spec.path, flags=flags),
+                # Before the references are written beside the model: they are no part of its size.
                 **model_manifest(spec, source.facts, candidates, chosen, interface),
-                "references": recorded,
+                "references": record(cases, source.references, chosen.folder),
                 "stages": [taken.to_json() for taken in times],
             }
             published = repository.publish(spec.name, config_text, chosen.folder, manifest)
@@ -96,16 +98,26 @@ def compile_model(
 
 
 def _build_candidates(
-    spec: ModelSpec, choices: Sequence[Choice], cases: Sequence[Case], source: SourceGraph, work: Path, stage: Stage
+    spec: ModelSpec,
+    choices: Sequence[Choice],
+    cases: Sequence[Case],
+    source: SourceGraph,
+    cache: Cache | None,
+    lock: Lock | None,
+    code: dict[str, str],
+    work: Path,
+    stage: Stage,
 ) -> list[Candidate]:
+    """Builds and proves each choice; `code` gets what identifies the user's code that ran for them."""
     metric = metric_for(spec, source.facts.eager_metric)
     candidates = []
     with stage("optimise, write and prove") as log:
+        kept = KeptGraphs(source, cache, code, log.note, lock.search if lock else None)
         for number, choice in enumerate(choices):
             folder = work / str(number) / "version"
             with quiet():
                 candidate = build_candidate(
-                    source.model, spec, choice, cases, source.references, folder, metric, on_case=log.step
+                    source.model, spec, choice, cases, source.references, folder, metric, kept.optimise, log.step
                 )
             candidates.append(candidate)
             for line in candidate_lines(candidate, len(choices) > 1):

@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Table
@@ -156,7 +156,7 @@ def terminal_stages(prefix: str, console: Console, total: int, expected: Mapping
 def _bar(
     console: Console, label: str, estimate: Estimate, finished: list[str], name: str, log: StageLog
 ) -> AbstractContextManager[Any]:
-    """Returns a line that is drawn anew ten times a second and disappears with its stage."""
+    """Returns the line of a stage: its name, its steps, the part of the build that is done, the time left."""
     started = time.monotonic()
     last = Moment(name, 0.0)
 
@@ -174,7 +174,22 @@ def _bar(
         return line
 
     log.show_step = show_step
-    return Live(console=console, get_renderable=render, refresh_per_second=10, transient=True)
+    return moving_line(console, render)
+
+
+def moving_line(console: Console, render: Callable[[], RenderableType]) -> Live:
+    """Returns a context that draws a line anew ten times a second and takes it away at its end.
+
+    stdout stays what it is: it may be a pipe, and the line is on stderr.
+    """
+    return Live(
+        console=console,
+        get_renderable=render,
+        refresh_per_second=10,
+        transient=True,
+        redirect_stdout=False,
+        redirect_stderr=False,
+    )
 
 
 def _shown(seconds: float | None) -> str:

@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from compiler.cache import Cache, Note
+from compiler.cache import ENTRY_FILE, Cache, Note
 from compiler.cases import Case, best_case, export_sizes, make_case
 from compiler.dtypes import AnyArray
+from compiler.files import file_sha256
 from compiler.fingerprint import code_fingerprint, cpu_description, inputs_fingerprint, sha256_json
 from compiler.graph_stats import graph_stats
 from compiler.metric import eager_metric, metric_code, metric_files
@@ -69,12 +70,17 @@ class SourceFacts:
 
 @dataclass(frozen=True)
 class SourceGraph:
-    """The exported graph with the outputs that every file made from it must give."""
+    """The exported graph with the outputs that every file made from it must give.
+
+    Attributes:
+        key: the hash of what both depend on; content: that of the two, which differs for a factory without a seed.
+    """
 
     model: ir.Model
     references: References
     facts: SourceFacts
     key: str
+    content: str
 
 
 def source_key(spec: ModelSpec) -> str:
@@ -128,7 +134,7 @@ def _find(
         return None  # the same refusal as without the cache
     try:
         references = load_outputs(entry.folder / REFERENCE_FILE, cases)
-        return SourceGraph(_read_graph(entry.folder), references, facts, key)
+        return SourceGraph(read_graph(entry.folder), references, facts, key, _content(entry.folder))
     except OSError:
         return None  # another build pruned it just now
 
@@ -171,7 +177,7 @@ def _make(
         arrays = {f"{case}/{name}": array for case, outputs in references.items() for name, array in outputs.items()}
         np.savez(folder / REFERENCE_FILE, **arrays)  # type: ignore[arg-type]
         # Read back even where no cache is: a build from the cache and one without it give the same bytes.
-        model = _read_graph(folder)
+        model = read_graph(folder)
         facts = SourceFacts(
             description=source.description,
             notes=source.notes,
@@ -184,14 +190,18 @@ def _make(
             stats=graph_stats(model, best_case(spec)).to_json(),
             eager_metric=score,
         )
-        graph = SourceGraph(model, references, facts, key)
+        graph = SourceGraph(model, references, facts, key, _content(folder))
         _tell(log.note, graph)
         if cache and (problem := cache.store(KIND, key, sha256_json(code), spec.name, folder, asdict(facts))):
             log.note(f"note: not kept in the cache {cache.path}: {problem}")
     return graph
 
 
-def _read_graph(folder: Path) -> ir.Model:
+def _content(folder: Path) -> str:
+    return sha256_json({file.name: file_sha256(file) for file in sorted(folder.iterdir()) if file.name != ENTRY_FILE})
+
+
+def read_graph(folder: Path) -> ir.Model:
     """Reads a graph with all its weights: the folder may be gone when they are needed."""
     import onnx_ir
 

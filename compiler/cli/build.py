@@ -115,7 +115,7 @@ def _build_in_order(jobs: Sequence[Job], repository: Path, options: BuildOptions
     turns = os.environ.get(TURNS_VARIABLE)
     for job in jobs:
         store = Repository(repository)
-        stage = terminal_stages(job.name, console, job.num_stages, expected_seconds(store.manifests(job.name)))
+        stage = terminal_stages(job.name, console, job.num_stages(options), expected_seconds(store.manifests(job.name)))
         try:
             result = build_job(job, store, options, stage=in_turns(stage, Path(turns)) if turns else stage)
         except KeyboardInterrupt:

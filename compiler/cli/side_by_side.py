@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import click
+from rich.text import Text
 
 from compiler.build import Job
 from compiler.cli import build
 from compiler.errors import ModelkilnError
 from compiler.parallel import Outcome, Work, run_parallel
-from compiler.progress import is_live, stderr_console
+from compiler.progress import is_live, moving_line, stderr_console
 
 
 def build_side_by_side(jobs: Sequence[Job], num_workers: int, options: Sequence[str], as_json: bool) -> list[Any]:
@@ -25,14 +26,16 @@ def build_side_by_side(jobs: Sequence[Job], num_workers: int, options: Sequence[
     console = stderr_console()
     results: list[Any] = []
     unfinished = [job.name for job in jobs]
-    status = console.status("") if is_live(console) else None
+    line = Text()
+    live = moving_line(console, lambda: line) if is_live(console) else None
 
     def on_change(running: list[str], waiting: int) -> None:
-        if status:
-            status.update(f"building {', '.join(running)}" + (f"; {waiting} more to come" if waiting else ""))
+        line.plain = f"building {', '.join(running)}" + (f"; {waiting} more to come" if waiting else "")
 
     def on_end(outcome: Outcome) -> None:
         unfinished.remove(outcome.name)
+        if live:
+            live.stop()
         click.echo(outcome.log, err=True, nl=False)
         if outcome.lacks:
             click.echo(f"{outcome.name}: not built, since '{outcome.lacks}' failed", err=True)
@@ -40,10 +43,12 @@ def build_side_by_side(jobs: Sequence[Job], num_workers: int, options: Sequence[
             results.extend(outcome.result["models"])
             if not as_json:
                 click.echo(build.result_line(results[-1]))
+        if live and unfinished:
+            live.start()
 
     work = [Work(job.name, ("build", str(job.path), *options, "--json"), job.needs) for job in jobs]
     try:
-        with status or nullcontext():
+        with live or nullcontext():
             outcomes = run_parallel(work, num_workers, on_end=on_end, on_change=on_change)
     except KeyboardInterrupt:
         for name in unfinished:

@@ -93,4 +93,4 @@ def convert(
 
         result = convert_half(model, precision, given, extreme, calibration)
     notes = (*warnings(precision, target), *result.notes)
-    return PrecisionResult(result.model, precision, result.held, notes, result.counts, result.agreement)
+    return PrecisionResult(result.model, precision, result.held, notes, result.counts, result.agreement, result.search)

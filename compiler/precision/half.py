@@ -51,7 +51,7 @@ def convert_half(
     threshold = options.threshold(precision)
     # Everything in fp32 is no half-precision graph: one node always stays.
     judge = Judge(base, lambda back: emulated(build(back)[0]), judged, threshold)
-    found = find_holds(judge, judge.probe, free, threshold, options.max_runs, keep_one=True)
+    found = find_holds(judge, judge.probe, free, threshold, options.max_runs, keep_one=True, known=options.known)
     if not found.reached:
         raise ModelRefused(
             f"precision {precision}: agreement with fp32 is {found.score:.6f} at best, {threshold:g} is asked "
@@ -67,7 +67,7 @@ def convert_half(
         *observed.notes,
         *_cost_notes(held),
     )
-    return PrecisionResult(result, precision, held, notes, {**counts, "held_nodes": len(held)}, found.score)
+    return PrecisionResult(result, precision, held, notes, {**counts, "held_nodes": len(held)}, found.score, found)
 
 
 def _nothing_to_convert(precision: str, nodes: Mapping[str, ir.Node], reasons: Mapping[str, str]) -> ModelRefused:

@@ -121,7 +121,7 @@ def _search(
     threshold = options.threshold(precision)
     judge = Judge(base, lambda back: build(every - back)[0], judged, threshold)
     # Everything in fp32 is no int8 graph: one candidate always stays.
-    found = find_holds(judge, judge.probe, candidates, threshold, options.max_runs, keep_one=True)
+    found = find_holds(judge, judge.probe, candidates, threshold, options.max_runs, keep_one=True, known=options.known)
     if not found.reached:
         raise ModelRefused(
             f"precision {precision}: agreement with fp32 is {found.score:.4f} at best, {threshold:g} is asked "
@@ -141,7 +141,7 @@ def _search(
     ordered = tuple(
         replace(all_held[name], share=work[name]) for node in base.graph if (name := node.name or "") in all_held
     )
-    return PrecisionResult(model, precision, ordered, notes, {**counts, "held_nodes": len(ordered)}, found.score)
+    return PrecisionResult(model, precision, ordered, notes, {**counts, "held_nodes": len(ordered)}, found.score, found)
 
 
 def _held_by_search(base: ir.Model, found: SearchResult) -> dict[str, HeldNode]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from compiler.calibration_spec import DEFAULT_PERCENTILE, METHODS
+from compiler.precision.search import SearchResult
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -30,6 +31,7 @@ class CalibrationOptions:
         min_cosine: agreement with fp32 below which nodes are held back; None for the precision's default.
         max_runs: graphs that the search for held nodes may run, half of them to find out what each node loses.
         reduce_range: 7-bit weights; None decides by this machine's CPU, and says so.
+        known: what the search for the same graph found before; then nothing is searched.
     """
 
     method: str = METHODS[0]
@@ -37,6 +39,7 @@ class CalibrationOptions:
     min_cosine: float | None = None
     max_runs: int = 96
     reduce_range: bool | None = None
+    known: SearchResult | None = None
 
     def __post_init__(self) -> None:
         if self.method not in METHODS:
@@ -89,6 +92,7 @@ class PrecisionResult:
         notes: sentences for the report.
         counts: nodes by what happened to them, and what was inserted.
         agreement: the worst agreement with fp32 on the samples (see `accuracy.agreement`), 1.0 for fp32.
+        search: what the search for nodes to hold found, None for fp32.
     """
 
     model: ir.Model
@@ -97,6 +101,7 @@ class PrecisionResult:
     notes: tuple[str, ...]
     counts: dict[str, int]
     agreement: float = 1.0
+    search: SearchResult | None = None
 
 
 def held_lines(held: Sequence[HeldNode]) -> list[str]:

@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import accumulate
 from math import inf, isinf
+from typing import Any
 
 Judge = Callable[[frozenset[str]], float]
 
@@ -41,6 +42,10 @@ class SearchResult:
     minimal: bool
     losses: Mapping[str, float]
 
+    def to_json(self) -> dict[str, Any]:
+        """Returns it as plain data, with the losses of the held nodes alone: what a report needs."""
+        return {**asdict(self), "held": list(self.held), "losses": {n: self.losses[n] for n in self.held}}
+
     def note(self) -> str:
         """Returns what was proved of the set, in a sentence."""
         if not self.held:
@@ -49,6 +54,11 @@ class SearchResult:
         if self.minimal:
             return f"{count}: each was tried released, and the agreement was too low without it"
         return f"{count}: the budget of {self.runs} graphs was spent before each was tried released; fewer may do"
+
+
+def search_from_json(found: Mapping[str, Any]) -> SearchResult:
+    """Reads what `SearchResult.to_json` gave."""
+    return SearchResult(**{**found, "held": tuple(found["held"])})
 
 
 class _Asked:
@@ -84,7 +94,14 @@ class _Asked:
 
 
 def find_holds(
-    judge: Judge, probe: Judge, names: Sequence[str], threshold: float, max_runs: int, *, keep_one: bool = False
+    judge: Judge,
+    probe: Judge,
+    names: Sequence[str],
+    threshold: float,
+    max_runs: int,
+    *,
+    keep_one: bool = False,
+    known: SearchResult | None = None,
 ) -> SearchResult:
     """Finds a small set of nodes that, held back, brings the score to the threshold.
 
@@ -95,7 +112,10 @@ def find_holds(
         threshold: the score to reach.
         max_runs: how often both may be asked, at least 1.
         keep_one: never hold them all.
+        known: what a search of the same graph found; it is taken as it is, where it holds none but these nodes.
     """
+    if known is not None and set(known.held) <= set(names):
+        return known
     ask = _Asked(judge, probe, max_runs)
     first = ask(frozenset())
     if first >= threshold:

@@ -183,7 +183,7 @@ def test_precision_target_tolerance_and_serving_neither_load_nor_export_again(ca
     env = environment(MODELKILN_CACHE_DIR=str(cache))
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=env)
     assert done.returncode == 0, done.stderr
-    assert done.stderr.endswith("no torch\n") and done.stderr.count("from the cache") == 3
+    assert done.stderr.endswith("no torch\n") and done.stderr.count("  from the cache\n") == 3
     [model] = json.loads(done.stdout)["models"]
     assert [s["name"] for s in model["stages"] if s["from_cache"]] == [
         "load the model",
@@ -191,6 +191,45 @@ def test_precision_target_tolerance_and_serving_neither_load_nor_export_again(ca
         "export to ONNX",
     ]
     assert model["version"] == 2 and model["manifest"]["parameters"] == 51
+
+
+def test_a_converted_graph_is_used_again_where_only_the_serving_changes(cached):
+    spec, repository, _, run = cached
+    first = run("--precision", "int8_dynamic")
+    assert "the graph is from the cache" not in first.stderr
+    spec.write_text(spec.read_text() + "serving: {instances: 2}\n")
+    again = run("--precision", "int8_dynamic")
+    assert "    onnxruntime int8_dynamic: the graph is from the cache\n" in again.stderr
+    two, three = ((repository / "small" / version) for version in ("2", "3"))
+    assert (two / "model.onnx").read_bytes() == (three / "model.onnx").read_bytes()
+    manifests = [json.loads((folder / "manifest.json").read_text()) for folder in (two, three)]
+    assert manifests[0]["passes"] == manifests[1]["passes"] and manifests[0]["graph"] == manifests[1]["graph"]
+    # What conversions are judged by is part of the key.
+    spec.write_text(spec.read_text() + "tolerance: {cosine: 0.9}\n")
+    assert "the graph is from the cache" not in run("--precision", "int8_dynamic").stderr
+
+
+CALIBRATION = """
+import numpy as np
+def samples():
+    ends = np.array([[-4.0] * 16, [4.0] * 16])
+    return [{"x": x.astype(np.float32)} for x in (ends, np.random.default_rng(0).uniform(-4, 4, (8, 16)))]
+"""
+
+
+def test_a_calibration_function_behind_a_kept_graph_still_counts(cached):
+    spec, _, _, run = cached
+    (spec.parent / "cache_samples.py").write_text(CALIBRATION)
+    spec.write_text(
+        spec.read_text() + "precision: int8\ncalibration: cache_samples:samples\ntolerance: {cosine: 0.5}\n"
+    )
+    assert run().returncode == 0
+    spec.write_text(spec.read_text() + "serving: {instances: 2}\n")
+    assert "int8: the graph is from the cache" in run().stderr
+    assert "up to date" in run().stdout
+    _append(spec.parent / "cache_samples.py", "VALUE = 1\n")
+    done = run()
+    assert done.stdout.startswith("small version 4: built") and "int8: the graph is from the cache" not in done.stderr
 
 
 @pytest.mark.parametrize(
@@ -212,7 +251,7 @@ def test_what_the_graph_depends_on_is_made_again(cached, change):
 def test_a_forced_build_from_the_cache_gives_the_same_bytes_as_the_first(cached):
     _, repository, _, run = cached
     done = run("--force")
-    assert done.stderr.count("from the cache") == 3
+    assert done.stderr.count("  from the cache\n") == 3
     for name in ("model.onnx", "reference.npz"):
         assert (repository / "small" / "1" / name).read_bytes() == (repository / "small" / "2" / name).read_bytes()
 
@@ -237,8 +276,8 @@ def test_a_damaged_entry_costs_a_note_and_another_export(cached):
         graph.write_bytes(content)
     done = run("--force")
     assert done.returncode == 0 and "note: a damaged cache entry was ignored" in done.stderr
-    assert "run the reference" in done.stderr and done.stderr.count("from the cache") == 0
-    assert run("--force").stderr.count("from the cache") == 3
+    assert "run the reference" in done.stderr and done.stderr.count("  from the cache\n") == 0
+    assert run("--force").stderr.count("  from the cache\n") == 3
 
 
 def test_a_cache_that_cannot_be_written_costs_a_note(project, tmp_path):
@@ -254,7 +293,7 @@ def test_a_read_only_cache_serves(cached):
         path.chmod(0o500 if path.is_dir() else 0o400)
     try:
         done = run("--force")
-        assert done.returncode == 0 and done.stderr.count("from the cache") == 3
+        assert done.returncode == 0 and done.stderr.count("  from the cache\n") == 3
     finally:
         for path in [cache, *cache.rglob("*")]:
             path.chmod(0o700)
@@ -278,17 +317,20 @@ def test_what_was_made_with_trust_is_not_served_without_it(tmp_path, project):
     refused = run_compile("build", spec, "-r", tmp_path / "repo", "--force", MODELKILN_CACHE_DIR=cache)
     assert refused.returncode == 1 and "--trust-pickle" in refused.stderr
     again = run_compile("build", spec, "-r", tmp_path / "repo", "--force", "--trust-pickle", MODELKILN_CACHE_DIR=cache)
-    assert again.stderr.count("from the cache") == 3 and "warning: m.pt2 was opened with --trust-pickle" in again.stderr
+    assert (
+        again.stderr.count("  from the cache\n") == 3
+        and "warning: m.pt2 was opened with --trust-pickle" in again.stderr
+    )
 
 
 def test_show_and_clear(cached):
     _, _, cache, run = cached
     shown = run_compile("cache", "show", MODELKILN_CACHE_DIR=str(cache))
-    assert shown.returncode == 0 and shown.stdout.startswith("small ") and f"{cache}: 1 entries" in shown.stdout
-    [entry] = json.loads(run_compile("cache", "show", "--json", MODELKILN_CACHE_DIR=str(cache)).stdout)["entries"]
-    assert (entry["kind"], entry["model"]) == ("model", "small")
+    assert shown.returncode == 0 and shown.stdout.startswith("small ") and f"{cache}: 2 entries" in shown.stdout
+    entries = json.loads(run_compile("cache", "show", "--json", MODELKILN_CACHE_DIR=str(cache)).stdout)["entries"]
+    assert sorted((e["kind"], e["model"]) for e in entries) == [("graph", "small"), ("model", "small")]
     cleared = run_compile("cache", "clear", MODELKILN_CACHE_DIR=str(cache))
-    assert cleared.stdout.startswith(f"{cache}: 1 entries removed, ")
+    assert cleared.stdout.startswith(f"{cache}: 2 entries removed, ")
     assert "from the cache" not in run("--force").stderr
 
 
@@ -302,7 +344,7 @@ def test_weights_beside_the_graph_are_read_whole(tmp_path, monkeypatch):
     """Above the protobuf limit (lowered here) the graph in the cache has a data file, which may be pruned later."""
     import onnx_ir
 
-    from compiler.source_graph import _read_graph
+    from compiler.source_graph import read_graph
     from compiler.targets.onnxruntime import write_onnx
 
     weight = onnx_ir.tensor(np.arange(1000, dtype=np.float32), name="w")
@@ -310,7 +352,7 @@ def test_weights_beside_the_graph_are_read_whole(tmp_path, monkeypatch):
     graph = onnx_ir.Graph([], [], nodes=[], initializers=[value], opset_imports={"": 20}, name="g")
     write_onnx(onnx_ir.Model(graph, ir_version=10), tmp_path, threshold_bytes=100)
     assert (tmp_path / "model.onnx.data").exists()
-    model = _read_graph(tmp_path)
+    model = read_graph(tmp_path)
     (tmp_path / "model.onnx.data").unlink()
     assert model.graph.initializers["w"].const_value.numpy().tolist() == list(range(1000))
 

@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 
 from compiler.candidate_report import table
-from compiler.candidates import Candidate, Choice, PassReport, choose, refuse_missing_fusions
+from compiler.candidates import Candidate, choose
 from compiler.errors import ModelRefused
+from compiler.optimise import Choice, PassReport, refuse_missing_fusions
 from compiler.spec import Tolerance
 from compiler.verify import ParityReport
 from tests.compiler.conftest import SPEC
@@ -139,7 +140,7 @@ def test_int8_that_fails_parity_is_made_again_with_less_loss_to_spend(tmp_path, 
     """The engine may lose more than the search saw: the second graph must keep half of the allowance, not all."""
     from dataclasses import replace
 
-    from compiler import candidates
+    from compiler import candidates, optimise
     from compiler.pipeline import compile_model
     from compiler.repository import Repository
     from compiler.spec import model_spec_from_file
@@ -153,7 +154,7 @@ def test_int8_that_fails_parity_is_made_again_with_less_loss_to_spend(tmp_path, 
     )
     (tmp_path / "spec.yaml").write_text(spec)
     asked, judged = [], []
-    convert, verify = candidates.convert, candidates.verify
+    convert, verify = optimise.convert, candidates.verify
 
     def converting(*args, calibration, **kwargs):
         asked.append(calibration.min_cosine)
@@ -165,7 +166,7 @@ def test_int8_that_fails_parity_is_made_again_with_less_loss_to_spend(tmp_path, 
             tolerance = replace(tolerance, cosine=1.0) if len(judged) == 1 else tolerance
         return verify(run, cases, references, tolerance, *rest)
 
-    monkeypatch.setattr(candidates, "convert", converting)
+    monkeypatch.setattr(optimise, "convert", converting)
     monkeypatch.setattr(candidates, "verify", strict_at_first)
     published = compile_model(model_spec_from_file(tmp_path / "spec.yaml"), Repository(tmp_path / "repo")).published
     assert asked == pytest.approx([0.99, 0.995]) and len(judged) == 2

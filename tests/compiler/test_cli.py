@@ -104,7 +104,16 @@ def test_json_is_one_document_on_stdout(unbuilt):
     result = json.loads(run("--json").stdout)
     assert [m["model"] for m in result["models"]] == ["small"]
     assert result["models"][0]["path"] == str(repository / "small" / "1")
-    assert result["models"][0]["manifest"]["parity"]["worst_cosine"] > 0.99999
+    manifest = result["models"][0]["manifest"]
+    assert manifest["parity"]["worst_cosine"] > 0.99999
+    assert [c["bytes"] for c in manifest["candidates"]] == [manifest["files"]["model.onnx"]["bytes"]]
+    assert [s["name"] for s in result["models"][0]["stages"]] == [
+        "load the model",
+        "run the reference",
+        "export to ONNX",
+        "optimise, write and prove",
+        "publish",
+    ]
 
 
 def test_a_refused_model_exits_1_without_a_stack_trace(project, tmp_path):

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 
 import pytest
 
 from compiler.lock import differences
+from compiler.precision.search import SearchResult, find_holds, search_from_json
 from tests.compiler.conftest import SPEC
 from tests.compiler.test_cli import MODEL
 from tests.compiler.test_side_by_side import STEP
@@ -60,7 +62,7 @@ def test_the_choice_is_built_again_without_a_search_and_comes_out_the_same(templ
     folder, run = locked
     done = run("--no-cache")
     assert done.returncode == 0, done.stderr
-    assert "compare the candidates" not in done.stderr
+    assert "compare the candidates" not in done.stderr and "[5/5] publish" in done.stderr
     lock = json.loads((folder / "spec.lock").read_text())
     manifest = json.loads((folder / "repo" / "small" / "1" / "manifest.json").read_text())
     assert lock["choice"] == {"target": manifest["target"], "precision": "fp32"}
@@ -90,6 +92,31 @@ def test_the_same_version_gives_the_same_lock(template, tmp_path):
     done = run_compile("build", tmp_path / "spec.yaml", "-r", tmp_path / "repo", "--lock")
     assert "up to date" in done.stdout
     assert (tmp_path / "spec.lock").read_bytes() == (template / "spec.lock").read_bytes()
+
+
+def test_what_the_search_for_nodes_to_hold_found_is_taken_from_the_lock(locked):
+    folder, run = locked
+    flags = ("--target", "onnxruntime", "--precision", "int8_dynamic")
+    made = run_compile("build", folder / "spec.yaml", "-r", folder / "first", *flags, "--lock")
+    assert made.returncode == 0, made.stderr
+    assert "agreement with fp32 0.12345" not in made.stderr
+    # A figure that no search would give shows that none was made.
+    _edit(folder, lambda d: d["search"].update(score=0.12345))
+    done = run(*flags, "--no-cache")
+    assert done.returncode == 0 and "agreement with fp32 0.12345 on " in done.stderr, done.stderr
+    first, again = folder / "first/small/1/model.onnx", folder / "repo/small/1/model.onnx"
+    assert first.read_bytes() == again.read_bytes()
+
+
+def test_a_known_search_is_taken_as_it_is_and_only_for_nodes_that_are_there():
+    def asked(held):
+        raise AssertionError("the judge was asked")
+
+    known = SearchResult(("b",), 0.99, 0.9, 7, True, True, {"a": 0.01, "b": 0.2})
+    assert find_holds(asked, asked, ["a", "b"], 0.98, 10, known=known) is known
+    with pytest.raises(AssertionError, match="the judge was asked"):
+        find_holds(asked, asked, ["a", "c"], 0.98, 10, known=known)
+    assert search_from_json(json.loads(json.dumps(known.to_json()))) == replace(known, losses={"b": 0.2})
 
 
 @pytest.mark.parametrize(
@@ -149,7 +176,11 @@ def test_another_processor_alone_is_no_difference(locked):
         (None, "spec.lock does not exist\n  hint: compile build "),
         ("{", "spec.lock cannot be read: "),
         ("[]", "spec.lock is not a lock of schema 1"),
-        ('{"schema": 1}', "spec.lock lacks the key 'model'"),
+        ('{"schema": 1}', "spec.lock has no usable 'spec'"),
+        (
+            '{"schema": 1, "spec": {}, "made_from": {"packages": {}}, "code": {}, "artifacts": {}, "choice": {}}',
+            "spec.lock has no usable 'choice'",
+        ),
     ],
 )
 def test_a_lock_that_cannot_be_used_exits_2(locked, content, message):

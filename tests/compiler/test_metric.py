@@ -27,6 +27,7 @@ class Model(nn.Module):
 build = Model
 """
 METRIC = """
+import json
 from pathlib import Path
 import numpy as np
 
@@ -53,6 +54,9 @@ def text(run):
 
 def nan(run):
     return float("nan")
+
+def library(run):
+    return json.loads("{")
 
 def wrong_input(run):
     return run({"x": np.ones((1, 15), np.float32)})["y"]
@@ -120,7 +124,7 @@ def test_a_change_of_the_limit_loads_no_model(gated):
     spec, run = gated
     spec.write_text(spec.read_text().replace("min: 0.9", "min: 0.95"))
     done = run()
-    assert done.stdout.startswith("small version 2: built") and done.stderr.count("from the cache") == 3
+    assert done.stdout.startswith("small version 2: built") and done.stderr.count("  from the cache\n") == 3
     assert "    metric: 1\n" in done.stderr
 
 
@@ -145,8 +149,13 @@ def test_each_candidate_is_judged_and_one_that_fails_says_what_eager_reaches(gat
         (
             "broken",
             "metric metric_of_mine:broken failed: IndexError: list index out of range\n"
-            "  at metric_of_mine.py:18 in broken: return helper([1])\n"
-            "  at metric_of_mine.py:21 in helper: return values[3]\n",
+            "  at metric_of_mine.py:19 in broken: return helper([1])\n"
+            "  at metric_of_mine.py:22 in helper: return values[3]\n",
+        ),
+        (
+            "library",
+            "metric metric_of_mine:library failed: JSONDecodeError: Expecting property name enclosed in double quotes: "
+            'line 1 column 2 (char 1)\n  at metric_of_mine.py:31 in library: return json.loads("{")',
         ),
         ("text", "metric metric_of_mine:text returned str, not a number"),
         ("nan", "metric metric_of_mine:nan returned nan; allowed: a finite number"),

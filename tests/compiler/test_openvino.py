@@ -8,8 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from compiler.candidates import Choice, choices_for
+from compiler.candidates import choices_for
 from compiler.errors import ModelRefused
+from compiler.optimise import Choice
 from compiler.precision import support
 from compiler.spec import Serving, model_spec_from_file
 from compiler.targets.openvino import HINT, TARGET, inference_precision, parameters, refuse_lost_precision

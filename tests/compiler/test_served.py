@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 from compiler.candidate_report import table
-from compiler.candidates import Candidate, Choice
+from compiler.candidates import Candidate
 from compiler.errors import ModelRefused, SpecError
 from compiler.goals import SloSpec, read_slo
+from compiler.optimise import Choice
 from compiler.served import Served, choose_served
 from compiler.spec import Tolerance
 from compiler.verify import ParityReport

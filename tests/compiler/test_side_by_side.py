@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import os
+import pty
 import re
 import signal
 import subprocess
@@ -83,6 +85,25 @@ def test_the_output_of_each_model_stays_together(specs):
     assert sorted(line.partition(" version 1: built in ")[0] for line in done.stdout.splitlines()) == sorted(
         n for n, _ in names
     )
+
+
+def test_on_a_terminal_a_line_moves_on_stderr_and_the_results_stay_on_stdout(specs):
+    main, other = pty.openpty()
+    command = [*COMPILE, "build", str(specs), "-r", str(specs / "repo"), "-j", "2"]
+    env = {**environment(TERM="xterm-256color"), "NO_COLOR": ""}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=other, text=True, env=env) as process:
+        os.close(other)
+        chunks = []
+        with contextlib.suppress(OSError):  # the other end of a pty is closed this way
+            while data := os.read(main, 65536):
+                chunks.append(data)
+        stdout = process.stdout.read()
+    os.close(main)
+    shown = b"".join(chunks).decode()
+    assert sorted(line.split()[0] for line in stdout.splitlines()) == ["a_outer", "b_inner", "s1", "s2", "s3"]
+    assert "building s1, s2; 3 more to come" in shown
+    # Each plain line begins where the moving one was taken away.
+    assert len(re.findall(r"(?:\x1b\[2K|\n)s1: \[1/1\] publish", shown)) == 1
 
 
 def test_options_reach_every_build(specs):

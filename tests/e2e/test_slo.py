@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import subprocess
 import sys
@@ -69,6 +70,33 @@ def test_without_a_server_it_is_refused_before_anything_slow_with_the_install_co
     command += ["--slo", "p99=1s", "--force"]
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment())
     assert done.returncode == 3 and "pip install" in done.stderr and "load the model" not in done.stderr
+
+
+# Sends Ctrl-C from inside, when the server is up and the load begins, so that the moment is certain.
+INTERRUPTED = """
+import os, signal, sys
+import perf.measurement as measurement
+measurement.measure_level = lambda *arguments: os.kill(os.getpid(), signal.SIGINT)
+from compiler.cli import main
+main(sys.argv[1:])
+"""
+
+
+def test_ctrl_c_under_load_stops_the_server_and_publishes_nothing(project, built, tmp_path):
+    command = [sys.executable, "-c", INTERRUPTED, "build", str(project / "spec.yaml"), "-r", str(tmp_path / "repo")]
+    env = environment(TMPDIR=str(tmp_path))  # the server's command line has this path
+    done = subprocess.run([*command, "--slo", "p99=1s"], capture_output=True, text=True, check=False, env=env)
+    assert done.returncode == 130 and done.stderr.endswith("small: not published\ninterrupted\n"), done.stderr
+    assert not (tmp_path / "repo").exists()
+    assert [line for line in _command_lines() if str(tmp_path).encode() in line] == []
+
+
+def _command_lines() -> list[bytes]:
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):  # it ended meanwhile
+            found.append(path.read_bytes())
+    return found
 
 
 def test_concurrency_alone_is_a_mistake(project):
