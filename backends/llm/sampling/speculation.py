@@ -16,7 +16,7 @@ from backends.llm.engine.outputs import RequestId
 _BENEFIT_OF_DOUBT = 0.5  # a request of which nothing is known counts as this many tokens that were all accepted
 _MEMORY = 0.95  # what a step leaves of what was known: about 20 steps count
 _IDLE_MEMORY = 0.99  # the same for a step without drafts, so that a request that got none is tried again
-_DOWN, _UP = 0.5, 0.05  # how far a shorter or a longer step moves the typical time: other work only makes steps longer
+_UP = 0.05  # how far a longer step moves the time of a size; a shorter one is taken as it is
 _FEWEST = 3  # steps of a size that are needed to judge it
 _STALE_STEPS = 300  # a size that was not seen for so long is forgotten, and so tried again
 
@@ -82,7 +82,7 @@ class _Size:
 
     Attributes:
         num_tokens: their mean size, the newest counting most.
-        seconds: what one takes where nothing else gets in its way.
+        seconds: what one takes where nothing gets in its way; other work, and the first of a size, only take longer.
         last: the number of the newest step.
     """
 
@@ -95,7 +95,7 @@ class _Size:
         self.count += 1
         self.last = number
         self.num_tokens += (num_tokens - self.num_tokens) / min(self.count, 20)
-        self.seconds += (seconds - self.seconds) * (_DOWN if seconds < self.seconds else _UP)
+        self.seconds = min(seconds, self.seconds + _UP * (seconds - self.seconds))
 
 
 class StepTimes:

@@ -169,6 +169,25 @@ def test_drafts_that_are_accepted_pay() -> None:
     assert simulate(0.9, 32) > 1.1
 
 
+def test_the_first_step_of_a_size_may_be_slow() -> None:
+    """Runtimes prepare for a shape when they first see it."""
+    rng = random.Random(3)
+    controller = SpeculationController(8)
+    seen: set[int] = set()
+    tokens, seconds = 0, 0.0
+    for _ in range(100):
+        count = controller.plan([RequestId("a")])[RequestId("a")]
+        accepted = 0
+        while accepted < count and rng.random() < 0.9:
+            accepted += 1
+        controller.record(RequestId("a"), count, accepted)
+        took = 7e-3 + 0.4e-3 * (1 + count)
+        controller.observe_step(1 + count, took * (1 if count in seen else 20))
+        seen.add(count)
+        tokens, seconds = tokens + 1 + accepted, seconds + took
+    assert tokens / seconds > 2.5 / 7.4e-3
+
+
 @pytest.mark.parametrize("num_requests", [1, 8, 32])
 def test_a_busy_machine_neither_stops_what_pays_nor_starts_what_does_not(num_requests: int) -> None:
     """Three of ten steps are measured as five times as long."""
