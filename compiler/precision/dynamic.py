@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from compiler.precision.graph import add_initializer, add_node, attribute, constant, insert_after_source
-from compiler.precision.quantize import Smoothing, divided, quantized_weight, weight_of
+from compiler.precision.quantize import divided
+from compiler.precision.weights import Smoothing, quantized_weight, weight_of
 
 if TYPE_CHECKING:
     import onnx_ir as ir

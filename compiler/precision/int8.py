@@ -14,11 +14,12 @@ from compiler.precision.dynamic import DYNAMIC_OPS, quantize_dynamic
 from compiler.precision.graph import drop_unused_initializers, prepare
 from compiler.precision.judged import Judge, judge_samples
 from compiler.precision.observe import Samples
-from compiler.precision.quantize import Quantizer, Smoothing, scheme_for, tensors_to_calibrate, weight_of
+from compiler.precision.quantize import Quantizer, tensors_to_calibrate
 from compiler.precision.result import CalibrationOptions, HeldNode, PrecisionResult
 from compiler.precision.search import SearchResult, find_holds
 from compiler.precision.smoothing import find_smoothing
 from compiler.precision.support import cpu_flags, weight_bits
+from compiler.precision.weights import Smoothing, scheme_for, weight_of
 
 if TYPE_CHECKING:
     import onnx_ir as ir

@@ -19,7 +19,8 @@ from numpy.typing import NDArray
 from compiler.precision.calibration import Floats
 from compiler.precision.graph import constant
 from compiler.precision.observe import Samples, observe
-from compiler.precision.quantize import SMOOTHED_OPS, Smoothing, weight_of
+from compiler.precision.quantize import SMOOTHED_OPS
+from compiler.precision.weights import Smoothing, weight_of
 
 if TYPE_CHECKING:
     import onnx_ir as ir

@@ -18,8 +18,8 @@ from compiler.precision import CalibrationOptions, calibration_from_folder, conv
 from compiler.precision.accuracy import agreement
 from compiler.precision.calibration import collect_ranges, range_notes
 from compiler.precision.observe import run_outputs
-from compiler.precision.quantize import quantized_weight
 from compiler.precision.support import cpu_flags, weight_bits
+from compiler.precision.weights import quantized_weight
 from tests.compiler.test_precision_half import f32, graph
 
 # The whole range without smoothing, which would save what these tests want lost.
