@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 
 # What passes int8 on between convolutions; the second set keeps its input's scale.
 _CARRIERS = frozenset({"Add", "Concat", "GlobalAveragePool", "AveragePool"})
+_SAME_SCALE = frozenset({"MaxPool", "Flatten", "Reshape", "Transpose", "Squeeze", "Unsqueeze"})
 # What may be smoothed: products whose data has its channels in the last axis.
 SMOOTHED_OPS = ("MatMul", "Gemm")
-_SAME_SCALE = frozenset({"MaxPool", "Flatten", "Reshape", "Transpose", "Squeeze", "Unsqueeze"})
 
 
 def tensors_to_calibrate(graph: ir.Graph, scheme: Scheme) -> list[str]:
