@@ -94,7 +94,7 @@ class Floor:
 
     def line(self) -> str:
         """Returns a line of the report."""
-        return f"{'PASS' if self.passed else 'FAIL'}  {self.what}: {self.got:.4g}, at least {self.least:g}"
+        return f"{'PASS' if self.passed else 'FAIL'}  {self.what}: {self.got:.6g}, at least {self.least:g}"
 
 
 def bench_auto(threads: int, contests: Sequence[Contest] = CONTESTS, clock: Clock = time.perf_counter_ns) -> bool:
