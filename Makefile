@@ -52,6 +52,8 @@ SMOLLM2 = $(shell $(BIN)/python -c 'from importlib.util import find_spec; print(
 bench-llm: $(READY) $(PEERS)/genai/.installed ## the LLM engine: its scheduler, its parts, and its speed beside peers, in turn
 	$(BIN)/python -m perf.benchmarks.llm.scheduling
 	$(BIN)/python -m perf.benchmarks.llm.features $(SMOLLM2)
+	$(BIN)/python -m perf.benchmarks.llm.speculation $(SMOLLM2)
+	$(BIN)/python -m perf.benchmarks.llm.sampling
 	$(BIN)/python -m perf.benchmarks.llm.perplexity $(SMOLLM2)
 	mkdir -p $(PEERS)/model && cp -u $(SMOLLM2) $(PEERS)/model/smollm2.gguf
 	$(BIN)/python -m perf.benchmarks.llm $(PEERS)/model/smollm2.gguf --peer genai=$(PEERS)/genai/bin/python \

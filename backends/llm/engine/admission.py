@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class StepTimes:
+class StepCosts:
     """How long steps take: seconds = fixed_s + per_token_s * tokens, fitted with the past fading out.
 
     The line is the least squares one over all steps seen, where a step counts `DECAY` of what the next one does.
@@ -20,10 +20,10 @@ class StepTimes:
 
     DECAY = 0.99
 
-    def observed(self, num_tokens: int, seconds: float) -> StepTimes:
+    def observed(self, num_tokens: int, seconds: float) -> StepCosts:
         """Returns the times with one more step taken into account."""
         keep = self.DECAY
-        return StepTimes(
+        return StepCosts(
             keep * self.weight + 1.0,
             keep * self.sum_tokens + num_tokens,
             keep * self.sum_seconds + seconds,
@@ -50,7 +50,7 @@ class StepTimes:
 
 
 def earliest_finish_s(
-    times: StepTimes, num_tokens_before: int, num_output_tokens: int, max_num_batched_tokens: int
+    times: StepCosts, num_tokens_before: int, num_output_tokens: int, max_num_batched_tokens: int
 ) -> float:
     """Returns the seconds from now until an answer can be there at the earliest.
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from backends.llm.engine.admission import StepTimes, earliest_finish_s
+from backends.llm.engine.admission import StepCosts, earliest_finish_s
 from backends.llm.engine.config import SchedulerConfig
 from backends.llm.engine.kv_cache_manager import KVCacheManager
 from backends.llm.engine.outputs import RequestId, RequestUpdate
@@ -62,7 +62,7 @@ class LLMEngine:
         self.scheduler = Scheduler(config, kv_cache)
         self._sequences: dict[RequestId, AnswerSequence] = {}
         self._groups: dict[str, Group] = {}
-        self._step_times = StepTimes()
+        self._step_times = StepCosts()
         self._speculator = Speculator(NgramProposer(), num_draft_tokens) if num_draft_tokens else None
         self._num_steps = self._num_computed = self._num_output = 0
         self._num_generated = 0

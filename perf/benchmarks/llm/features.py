@@ -1,4 +1,4 @@
-"""What each part of the engine is worth, on a real model in one process: batching, prefix cache, speculation, loading.
+"""What each part of the engine is worth, on a real model in one process: batching, prefix cache, loading.
 
 python -m perf.benchmarks.llm.features MODEL.gguf
 """
@@ -55,11 +55,10 @@ class Model:
         self.engine().generate([[1, 2, 3]], SamplingParams(max_tokens=1))
         self.first_token_s = time.perf_counter() - started
 
-    def engine(self, num_draft_tokens: int = 0, **scheduler: Any) -> LLMEngine:
+    def engine(self, **scheduler: Any) -> LLMEngine:
         """Returns an engine of its own over the same runner."""
         options = {"max_num_seqs": MAX_NUM_SEQS, "max_num_batched_tokens": 512, **scheduler}
-        config = engine_settings(options).scheduler
-        return LLMEngine(self.runner, self.tokenizer, config, num_draft_tokens=num_draft_tokens)
+        return LLMEngine(self.runner, self.tokenizer, engine_settings(options).scheduler)
 
 
 def main() -> int:
@@ -75,7 +74,6 @@ def main() -> int:
         f"load to first token {model.first_token_s:.1f} s; memory grew by {grown:.0f} MB, the file has {size:.0f} MB\n"
     )
     bench_prefix_cache(model)
-    bench_speculation(model)
     bench_batching(model, arguments.requests)
     return 0
 
@@ -96,34 +94,6 @@ def bench_prefix_cache(model: Model) -> None:
     saved = 1 - computed[True] / computed[False]
     print(f"| prompt tokens computed | {computed[False]} | {computed[True]} | {saved:.1%} less |")
     print(f"| mean TTFT | {ttft[False]:.2f} s | {ttft[True]:.2f} s | **{ttft[False] / ttft[True]:.1f}x** |\n")
-
-
-def bench_speculation(model: Model) -> None:
-    """One stream that repeats its prompt, as an edit does: plain and with prompt lookup, in turn."""
-    text = (
-        "def area(width, height):\n    return width * height\n\n"
-        "def volume(width, height, depth):\n    return area(width, height) * depth\n\n"
-        "def mean(values):\n    return sum(values) / len(values)\n"
-    )
-    messages = [{"role": "user", "content": f"Repeat this file exactly, with no other word:\n\n{text}"}]
-    prompt = model.tokenizer.chat(messages)
-    params = SamplingParams(max_tokens=128, ignore_eos=True)
-    speeds: dict[int, list[float]] = {0: [], 8: []}
-    tokens: dict[int, Sequence[int]] = {}
-    for _ in range(4):
-        for drafts in speeds:
-            engine = model.engine(num_draft_tokens=drafts)
-            started = time.perf_counter()
-            (result,) = engine.generate([prompt], params)
-            speeds[drafts].append(len(result.outputs[0].token_ids) / (time.perf_counter() - started))
-            tokens[drafts] = result.outputs[0].token_ids
-            rate = engine.stats().acceptance_rate
-    ratio = statistics.median(fast / plain for plain, fast in zip(speeds[0][1:], speeds[8][1:], strict=True))
-    same = sum(a == b for a, b in zip(tokens[0], tokens[8], strict=True))
-    print("| one stream that repeats its prompt | plain | prompt lookup | |\n|---|---|---|---|")
-    plain, fast = (statistics.median(speeds[d][1:]) for d in speeds)
-    note = f"acceptance {rate:.0%}, {same} of 128 tokens equal"
-    print(f"| tokens/s | {plain:.0f} | {fast:.0f} | **{ratio:.2f}x**, {note} |\n")
 
 
 def bench_batching(model: Model, num_requests: int) -> None:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from backends.llm.engine.admission import StepTimes, earliest_finish_s
+from backends.llm.engine.admission import StepCosts, earliest_finish_s
 
 
 def observed(pairs):
-    times = StepTimes()
+    times = StepCosts()
     for num_tokens, seconds in pairs:
         times = times.observed(num_tokens, seconds)
     return times
@@ -37,4 +37,4 @@ def test_the_earliest_finish_is_prompts_ahead_in_full_steps_then_one_step_a_toke
 
 
 def test_nothing_seen_refuses_nobody():
-    assert earliest_finish_s(StepTimes(), 10_000, 100, 64) == 0.0
+    assert earliest_finish_s(StepCosts(), 10_000, 100, 64) == 0.0
