@@ -13,7 +13,6 @@ from compiler.errors import UsageError
 from compiler.llm.parity import EXACT, FAST, compare_logits
 
 pytest.importorskip("openvino")
-pytest_plugins = ["tests.backends.llm.conftest"]
 
 
 def run(*arguments: object):
