@@ -150,7 +150,8 @@ class LLMEngine:
         """Computes one step of all requests; returns what is new. Does nothing where there are none."""
         outputs: list[StepOutput] = []
         for request_id in self.scheduler.expired(self._clock_ns()):
-            outputs += self._end_group(self._sequences[request_id].group, FinishReason.DEADLINE)
+            sequence = self._sequences.get(request_id)  # gone where another answer of its request was late too
+            outputs += self._end_group(sequence.group, FinishReason.DEADLINE) if sequence else []
         output = self.scheduler.schedule()
         if not output.requests:
             return outputs
@@ -298,7 +299,7 @@ class LLMEngine:
     def _start_held(self, group: Group) -> None:
         """Starts the other answers of a request, now that the first has computed the prompt."""
         for sequence in group.held:
-            self.scheduler.add_request(sequence.request)
+            self.scheduler.add_request(sequence.request, limited=False)  # the request was taken with all its answers
             self._sequences[sequence.request_id] = sequence
         group.held = []
 

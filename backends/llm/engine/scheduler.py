@@ -94,8 +94,11 @@ class Scheduler:
             num_prefix_hits=self._num_prefix_hits,
         )
 
-    def add_request(self, request: Request) -> None:
+    def add_request(self, request: Request, *, limited: bool = True) -> None:
         """Takes a request over; it waits for its first step. Its answer is cut where the context ends.
+
+        Args:
+            limited: `max_waiting` applies.
 
         Raises:
             RequestRefused: it can never fit, or too many wait.
@@ -111,7 +114,7 @@ class Scheduler:
                 "invalid",
             )
         limit = self.config.max_waiting
-        if limit is not None and self.num_waiting >= limit:
+        if limited and limit is not None and self.num_waiting >= limit:
             raise RequestRefused(f"{self.num_waiting} requests wait already, {limit} are allowed", "overloaded")
         request.max_output_tokens = min(request.max_output_tokens, self.max_model_len - request.num_prompt_tokens)
         request.order = self._num_added

@@ -172,6 +172,24 @@ def test_prompt_logprobs_survive_a_preemption():
     assert all(len(r.prompt_logprobs) == 6 for r in results)
 
 
+def test_n_answers_are_taken_whole_where_few_may_wait():
+    engine = make_engine(max_waiting=1, max_num_seqs=1)
+    (result,) = engine.generate(["hello"], SamplingParams(max_tokens=4, n=4, ignore_eos=True))
+    assert [len(o.token_ids) for o in result.outputs] == [4] * 4
+
+
+def test_n_answers_that_are_too_late_end_once_each():
+    clock = Clock()
+    engine = make_engine(clock=clock)
+    engine.add_request("a", "hello", SamplingParams(max_tokens=50, n=3, ignore_eos=True), deadline_ms=10)
+    engine.step()
+    engine.step()
+    clock.now_ns = 11_000_000
+    last = engine.step()
+    assert [o.index for o in last] == [0, 1, 2] and [o.is_last for o in last] == [False, False, True]
+    assert not engine.has_requests
+
+
 def test_abort_ends_all_answers_of_a_request_and_no_other():
     engine = make_engine()
     engine.add_request("a", "hello", SamplingParams(max_tokens=50, n=2, ignore_eos=True))
