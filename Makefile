@@ -56,6 +56,7 @@ bench-llm: $(READY) $(PEERS)/genai/.installed ## the LLM engine: its scheduler, 
 	$(BIN)/python -m perf.benchmarks.llm.sampling
 	$(BIN)/python -m perf.benchmarks.llm.perplexity $(SMOLLM2)
 	mkdir -p $(PEERS)/model && cp -u $(SMOLLM2) $(PEERS)/model/smollm2.gguf
+	$(BIN)/python -m perf.benchmarks.llm.huggingface_copy $(PEERS)/model/smollm2.gguf $(PEERS)/model/huggingface
 	$(BIN)/python -m perf.benchmarks.llm $(PEERS)/model/smollm2.gguf --peer genai=$(PEERS)/genai/bin/python \
 		--peer transformers_generate=$(BIN)/python
 

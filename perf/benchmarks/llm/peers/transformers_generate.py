@@ -1,5 +1,7 @@
 """transformers' generate() in bf16 on the dequantised weights: a padded static batch."""
 
+from pathlib import Path
+
 from worker import serve
 
 
@@ -10,10 +12,8 @@ def load(model, threads):
 
     logging.set_verbosity_error()
     torch.set_num_threads(threads)
-    from pathlib import Path
-
-    path = Path(model)
-    decoder = AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=torch.bfloat16).eval()
+    folder = Path(model).parent / "huggingface"
+    decoder = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16).eval()
 
     def run(requests, max_num_seqs):
         total = 0
