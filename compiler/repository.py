@@ -42,6 +42,10 @@ class Published:
     manifest: dict[str, Any]
 
 
+def _any_manifest(manifest: dict[str, Any]) -> None:
+    """Refuses nothing; a function with a name, since a repository is passed between processes."""
+
+
 @dataclass(frozen=True)
 class Repository:
     """A folder of models as Triton reads it.
@@ -52,7 +56,7 @@ class Repository:
     """
 
     path: Path
-    accept: Callable[[dict[str, Any]], None] = lambda manifest: None
+    accept: Callable[[dict[str, Any]], None] = _any_manifest
 
     def models(self) -> list[str]:
         """Returns the names of the model folders; hidden folders are not models."""

@@ -257,14 +257,11 @@ def test_a_forced_build_from_the_cache_gives_the_same_bytes_as_the_first(cached)
 
 
 def test_no_cache_neither_reads_nor_writes(cached):
-    _, repository, cache, run = cached
+    _, _, cache, run = cached
     before = sorted(p.name for p in cache.rglob("*"))
     done = run("--force", "--no-cache")
     assert done.returncode == 0 and "from the cache" not in done.stderr
-    # The factory has no seed: other weights show that it ran again.
-    assert (repository / "small" / "1" / "model.onnx").read_bytes() != (
-        repository / "small" / "2" / "model.onnx"
-    ).read_bytes()
+    assert "load the model" in done.stderr and "nodes" in done.stderr  # what the export says when it runs
     assert sorted(p.name for p in cache.rglob("*")) == before
 
 

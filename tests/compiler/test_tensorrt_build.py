@@ -236,6 +236,7 @@ def test_minilm_is_built_by_the_command(tmp_path):
     # A narrower range of lengths keeps the reference's minutes down; the graph is the same.
     text = text.replace("target: onnxruntime", "target: tensorrt-rtx").replace("opt: 64, max: 256", "opt: 16, max: 32")
     (tmp_path / "encoder.yaml").write_text(text)
+    shutil.copy(ROOT / "ensembles/text_embedding/calibration_sentences.json", tmp_path)
     done = run_compile("build", tmp_path / "encoder.yaml", "-r", tmp_path / "repo", "--json")
     assert done.returncode == 0, done.stderr
     manifest = json.loads(done.stdout)["models"][0]["manifest"]
