@@ -21,7 +21,7 @@ from compiler.errors import UsageError
 @click.option("--max-model-len", type=click.IntRange(2), help="Tokens of a prompt and its answer.  [default: 4096]")
 @click.option("--max-num-seqs", type=click.IntRange(1), help="Requests that run side by side.  [default: 64]")
 @click.option("--max-num-batched-tokens", type=click.IntRange(1), help="Tokens of one step.  [default: 512]")
-@click.option("--weights", help="OpenVINO: u4, u8, bf16, f32 or stored.  [default: u4]")
+@click.option("--weights", help="OpenVINO: u8_rows, u4, u8, bf16, f32 or stored.  [default: u8_rows]")
 @click.option("--kv-cache-precision", help="OpenVINO: auto or u8.  [default: auto]")
 @click.option("--exact", is_flag=True, default=None, help="OpenVINO: float32 throughout, to the token.")
 @click.option("--num-draft-tokens", type=click.IntRange(0, 64), help="Prompt lookup, where it pays.  [default: 0]")

@@ -19,9 +19,11 @@ TEXTS = ("README.md", "docs/design.md", "docs/llm.md")
 CHUNK_TOKENS = 256
 FORMS: dict[str, dict[str, Any]] = {
     "exact, float32": {"exact": True},
+    "u8_rows (the default)": {},
+    "u8_rows, KV cache u8": {"kv_cache_precision": "u8"},
+    "u8": {"weights": "u8"},
+    "u4": {"weights": "u4"},
     "as stored": {"weights": "stored"},
-    "u8 (the default)": {},
-    "u8, KV cache u8": {"kv_cache_precision": "u8"},
     "bf16": {"weights": "bf16"},
 }
 

@@ -25,8 +25,14 @@ def matrix(weight: Weight) -> ov.Node:
     if isinstance(weight, DenseWeight):
         return _dense(weight)
     rows, columns = weight.codes.shape
-    shape = (rows, columns // weight.group_size, weight.group_size)
     codes, scales, zeros = scales_and_zeros(weight)
+    if weight.group_size == columns and weight.bits == 8 and fit_a_byte(zeros):
+        centred = ops.subtract(
+            ops.convert(ov.op.Constant(_tensor(codes, ov.Type.u8)), "f32"),
+            ops.convert(constant(np.rint(zeros).astype(np.uint8)), "f32"),
+        )
+        return ops.multiply(centred, constant(scales))
+    shape = (rows, columns // weight.group_size, weight.group_size)
     stored = _packed(codes, shape) if weight.bits == 4 else _tensor(codes.reshape(shape), ov.Type.u8)
     centred = ops.subtract(ops.convert(ov.op.Constant(stored), "f32"), _zero_points(zeros))
     scaled = ops.multiply(centred, constant(scales[..., None]))

@@ -14,7 +14,7 @@ from backends.llm.loaders import load_model
 from backends.llm.loaders.base import DenseWeight, GroupedWeight, LoadedModel, Weight
 from backends.llm.models.weights import stack, values
 from backends.llm.runners.openvino import OpenVinoOptions, OpenVinoRunner
-from backends.llm.runners.openvino.forms import converted, fit_a_byte, scales_and_zeros, with_sums
+from backends.llm.runners.openvino.forms import converted, fit_a_byte, rows_of_bytes, scales_and_zeros, with_sums
 from compiler.errors import UsageError
 
 
@@ -49,6 +49,18 @@ def test_widened_codes_are_a_34th_of_a_step_off_at_most() -> None:
     wide = converted(weight, "u8")
     assert isinstance(wide, GroupedWeight) and wide.bits == 8 and fit_a_byte(scales_and_zeros(wide)[2])
     assert _steps_off(weight, values(wide)) < 1 / 33
+
+
+def test_rows_of_bytes_are_half_a_step_off_at_most() -> None:
+    weight = _grouped(40, 4)
+    rows = rows_of_bytes(weight)
+    assert rows.scales.shape == (40, 1) and fit_a_byte(scales_and_zeros(rows)[2])
+    wide = values(weight)
+    step = (np.maximum(wide.max(1), 0) - np.minimum(wide.min(1), 0)) / 255
+    np.testing.assert_allclose(rows.scales[:, 0], step, rtol=1e-6)
+    assert (np.abs(values(rows) - wide) <= 1.001 * step[:, None]).all()  # half for the code, half for the zero point
+    flat = rows_of_bytes(DenseWeight(np.array([[0, 0], [3, 3], [-2, -2]], dtype=np.float32)))
+    np.testing.assert_allclose(values(flat), [[0, 0], [3, 3], [-2, -2]], rtol=1e-6)
 
 
 def test_what_needs_no_form_stays_as_it_is() -> None:
@@ -121,6 +133,7 @@ def _divergence(wanted: np.ndarray, got: np.ndarray) -> float:
     "options",
     [
         OpenVinoOptions(),
+        OpenVinoOptions(weights="u4"),
         OpenVinoOptions(weights="u8"),
         OpenVinoOptions(weights="bf16"),
         OpenVinoOptions(weights="stored"),
@@ -138,7 +151,7 @@ def test_every_form_answers_nearly_as_the_exact_mode(
 def test_rounded_zero_points_would_not_pass(exact: tuple[LoadedModel, np.ndarray]) -> None:
     model, wanted = exact
     rounded = replace(model, weights=_Changed(model, _rounded))
-    assert _divergence(wanted, _log_probabilities(rounded, OpenVinoOptions())) > 0.1
+    assert _divergence(wanted, _log_probabilities(rounded, OpenVinoOptions(weights="u4"))) > 0.1
 
 
 def test_the_cache_gets_the_bytes_it_was_given(exact: tuple[LoadedModel, np.ndarray]) -> None:
@@ -151,7 +164,7 @@ def test_the_cache_gets_the_bytes_it_was_given(exact: tuple[LoadedModel, np.ndar
 
 
 def test_unknown_options_are_refused() -> None:
-    with pytest.raises(UsageError, match="weights is 'int3'; allowed: u4, u8, bf16, f32, stored"):
+    with pytest.raises(UsageError, match="weights is 'int3'; allowed: u8_rows, u4, u8, bf16, f32, stored"):
         OpenVinoOptions(weights="int3")  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="num_threads is -1"):
         OpenVinoOptions(num_threads=-1)
