@@ -90,7 +90,7 @@ class OpenVinoRunner:
         return ModelRunnerOutput(logits[:num_logits])
 
     def _rows(self, indices: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
-        """Returns the rows that the graph computes logits for: it wants one, and more for them to be batch-invariant."""
+        """Returns the rows that get logits: the graph wants one, and more of them to be batch-invariant."""
         if not len(indices):
             return _NO_LOGITS
         missing = _ALIKE_ROWS - len(indices) if self._batch_invariant else 0
