@@ -46,6 +46,12 @@ def test_a_published_model_says_what_it_is_and_how_well_it_was_proved(published,
     assert 'backend: "llm"' in config and "decoupled: true" in config
 
 
+def test_the_linter_says_that_no_server_here_loads_it(published):
+    repository, _ = published
+    done = CliRunner().invoke(main, ["check", str(repository)])
+    assert done.exit_code == 1 and "no backend 'llm' in this version" in done.output
+
+
 def test_nothing_is_done_the_second_time(published, smollm2):
     repository, _ = published
     done = run(smollm2, "--name", "smollm2", "-r", repository, "--exact", "--kv-cache-memory", "64MiB", "--json")

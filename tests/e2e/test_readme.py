@@ -105,7 +105,7 @@ def test_language_models_as_in_the_readme(tmp_path, capsys, monkeypatch):
     for line in block.splitlines():
         done = _run(line, tmp_path)
         assert done.returncode == 0, f"{line}\n{done.stdout}{done.stderr}"
-    assert (tmp_path / "model_repository" / "chat" / "1" / "model.gguf").stat().st_size > 90_000_000
+    assert (tmp_path / "language_models" / "chat" / "1" / "model.gguf").stat().st_size > 90_000_000
     monkeypatch.chdir(tmp_path)
     exec(next(b for b in _blocks("python") if "LLMEngine" in b), {})
     printed = capsys.readouterr().out
