@@ -149,10 +149,11 @@ class LLMEngine:
     def step(self) -> list[StepOutput]:
         """Computes one step of all requests; returns what is new. Does nothing where there are none."""
         outputs: list[StepOutput] = []
-        for request_id in self.scheduler.expired(self._clock_ns()):
+        now_ns = self._clock_ns()
+        for request_id in self.scheduler.expired(now_ns):
             sequence = self._sequences.get(request_id)  # gone where another answer of its request was late too
             outputs += self._end_group(sequence.group, FinishReason.DEADLINE) if sequence else []
-        output = self.scheduler.schedule()
+        output = self.scheduler.schedule(now_ns)
         if not output.requests:
             return outputs
         started_ns = self._clock_ns()
@@ -219,6 +220,7 @@ class LLMEngine:
             num_output_tokens=self._num_output,
             num_draft_tokens=self._speculator.controller.num_drafts if self._speculator else 0,
             num_accepted_tokens=self._speculator.controller.num_accepted if self._speculator else 0,
+            num_drafts=self._speculator.controller.num_proposals if self._speculator else 0,
         )
 
     def close(self) -> None:
@@ -287,7 +289,7 @@ class LLMEngine:
         if delta.finish_reason is not None:
             self.scheduler.finish(sequence.request_id, delta.finish_reason)
             return self._ended(sequence, delta)
-        return StepOutput(sequence.group.request_id, sequence.index, delta, sequence.usage, is_last=False)
+        return sequence.output(delta)
 
     def _speculate(self, speculator: Speculator) -> None:
         """Proposes the next step's drafts."""
@@ -333,5 +335,4 @@ class LLMEngine:
         is_last = group.has_ended
         if is_last:
             del self._groups[group.request_id]
-        logprobs = tuple(group.prompt_logprobs) if is_last and group.prompt_logprobs is not None else None
-        return StepOutput(group.request_id, sequence.index, delta, sequence.usage, is_last, logprobs, sequence.error)
+        return sequence.output(delta, is_last=is_last)

@@ -39,6 +39,7 @@ class Request:
         prefix_keys: the names of its first full blocks, as far as they were needed.
         num_computed_tokens: how many of `token_ids` have their keys and values in the cache.
         num_cached_tokens: of these, how many were found there when the request was first admitted.
+        scheduled_ns: when that was, on the clock of `arrival_ns`.
     """
 
     request_id: RequestId
@@ -59,6 +60,7 @@ class Request:
     prefix_keys: list[PrefixKey] = field(init=False, default_factory=list)
     num_computed_tokens: int = field(init=False, default=0)
     num_cached_tokens: int | None = field(init=False, default=None)
+    scheduled_ns: int | None = field(init=False, default=None)
     num_preemptions: int = field(init=False, default=0)
     finish_reason: FinishReason | None = field(init=False, default=None)
 

@@ -19,6 +19,8 @@ class StepOutput:
         prompt_logprobs: with the last output of the request, where it asked for them.
         is_last: nothing more comes for this request.
         error: why the answer failed, where `delta.finish_reason` is ERROR.
+        scheduled_ns: when the answer was first given a place in a step, on the engine's clock; None before that.
+        num_preemptions: of the answer so far.
     """
 
     request_id: str
@@ -28,6 +30,8 @@ class StepOutput:
     is_last: bool
     prompt_logprobs: tuple[TokenLogprobs, ...] | None = None
     error: str = ""
+    scheduled_ns: int | None = None
+    num_preemptions: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +72,7 @@ class EngineStats:
         num_computed_tokens: positions that the model computed, recomputed and rejected ones included.
         num_output_tokens: tokens of answers.
         num_draft_tokens, num_accepted_tokens: of speculation.
+        num_drafts: how often a request had draft tokens in a step.
     """
 
     scheduler: SchedulerStats
@@ -76,6 +81,7 @@ class EngineStats:
     num_output_tokens: int
     num_draft_tokens: int
     num_accepted_tokens: int
+    num_drafts: int = 0
 
     @property
     def acceptance_rate(self) -> float | None:

@@ -37,6 +37,7 @@ class _Step:
     """
 
     budget: int
+    now_ns: int = 0
     num_tokens: dict[RequestId, int] = field(default_factory=dict)
     preempted: list[RequestId] = field(default_factory=list)
 
@@ -163,9 +164,9 @@ class Scheduler:
         if request is not None and request.num_uncomputed_tokens == 1:
             request.draft_token_ids = token_ids[: request.max_output_tokens - request.num_output_tokens - 1]
 
-    def schedule(self) -> SchedulerOutput:
-        """Returns the next step; an empty one where nothing can be done."""
-        step = _Step(self.config.max_num_batched_tokens)
+    def schedule(self, now_ns: int = 0) -> SchedulerOutput:
+        """Returns the next step, which begins now; an empty one where nothing can be done."""
+        step = _Step(self.config.max_num_batched_tokens, now_ns)
         prompts = self._schedule_decodes(step)
         longs = [r for r in prompts if self._is_long(r)]
         for request in prompts:
@@ -293,7 +294,7 @@ class Scheduler:
             later = self._kv.num_blocks_for(request.num_tokens) - self._kv.num_blocks_for(num_cached + num_tokens)
             if not self._kv.admit(request, prefix, num_tokens, reserved + later):
                 break
-            self._start(request, num_cached)
+            self._start(request, num_cached, step.now_ns)
             step.take(request, num_tokens)
             reserved += later + 1
             self._static_batch -= 1
@@ -304,12 +305,13 @@ class Scheduler:
     def _num_missing_blocks(self, request: Request) -> int:
         return max(0, self._kv.num_blocks_for(request.num_tokens) - self._kv.num_blocks_of(request.request_id))
 
-    def _start(self, request: Request, num_cached: int) -> None:
+    def _start(self, request: Request, num_cached: int, now_ns: int) -> None:
         self._queue_of(request).remove(request)
         self._running[request.request_id] = request
         request.num_computed_tokens = num_cached
         if request.num_cached_tokens is None:
             request.num_cached_tokens = num_cached
+            request.scheduled_ns = now_ns
             if self.config.enable_prefix_cache and not request.wants_prompt_logits:
                 self._num_prefix_queries += request.num_prompt_tokens
                 self._num_prefix_hits += num_cached

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 
 from backends.llm.engine.outputs import RequestId
 from backends.llm.engine.request import Request
-from backends.llm.engine.results import Completion, GenerateOutput
-from backends.llm.sampling.answer import Answer, Usage
+from backends.llm.engine.results import Completion, GenerateOutput, StepOutput
+from backends.llm.sampling.answer import Answer, AnswerDelta, Usage
 from backends.llm.sampling.logprobs import TokenLogprobs
 from backends.llm.sampling.params import SamplingParams
 from backends.llm.sampling.proposer import NO_DRAFT, Draft
@@ -37,6 +37,21 @@ class Sequence:
     @property
     def usage(self) -> Usage:
         return self.answer.usage(self.request.num_prompt_tokens, self.request.num_cached_tokens or 0)
+
+    def output(self, delta: AnswerDelta, *, is_last: bool = False) -> StepOutput:
+        """Returns what a step added to this answer; with the request's last output come its prompt's probabilities."""
+        logprobs = self.group.prompt_logprobs if is_last else None
+        return StepOutput(
+            self.group.request_id,
+            self.index,
+            delta,
+            self.usage,
+            is_last,
+            None if logprobs is None else tuple(logprobs),
+            self.error,
+            self.request.scheduled_ns,
+            self.request.num_preemptions,
+        )
 
     def completion(self) -> Completion:
         """Returns the whole answer, which must have ended."""

@@ -154,11 +154,13 @@ class SpeculationController:
 
     Attributes:
         num_drafts, num_accepted: draft tokens since the start; their ratio is the acceptance rate that is reported.
+        num_proposals: how often a request had any in a step.
     """
 
     def __init__(self, max_drafts: int, *, draft_token_s: float = 0.0) -> None:
         self.num_drafts = 0
         self.num_accepted = 0
+        self.num_proposals = 0
         self._max_drafts = max_drafts
         self._draft_token_s = draft_token_s
         self._times = StepTimes()
@@ -185,6 +187,7 @@ class SpeculationController:
     def record(self, request_id: RequestId, num_drafts: int, num_accepted: int) -> None:
         """Takes what a step did with a request's draft, an empty one too."""
         self.num_drafts += num_drafts
+        self.num_proposals += num_drafts > 0
         self.num_accepted += num_accepted
         self._rates.setdefault(request_id, AcceptanceRate()).record(num_drafts, num_accepted)
 

@@ -122,6 +122,7 @@ def test_the_reported_rate_is_of_all_draft_tokens() -> None:
     controller.record(RequestId("b"), 4, 0)
     controller.record(RequestId("b"), 0, 0)
     assert (controller.num_drafts, controller.num_accepted, controller.acceptance_rate) == (8, 3, 0.375)
+    assert controller.num_proposals == 2
 
 
 def simulate(
