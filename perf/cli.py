@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import asdict
 from datetime import datetime, timezone
 from json import dumps
@@ -14,24 +12,22 @@ from typing import Any
 
 import click
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    SpinnerColumn,
-    TextColumn,
-    TimeElapsedColumn,
-)
 
 from perf.arrivals import DISTRIBUTIONS
 from perf.comparison import compare
+from perf.console import make_folder, show_progress, write_files
 from perf.csv import render_csv
 from perf.environment import describe_environment
 from perf.errors import PerfError, UsageError
 from perf.html import render_html
+from perf.json_form import document_from_json, read_text, report_from_document, schema_of, to_json
+from perf.llm.cli import llm
+from perf.llm.comparison import compare_llm
+from perf.llm.report import LLM_SCHEMA, LlmReport, llm_report_from_document
+from perf.llm.text import print_llm_report
 from perf.load_generator import PROTOCOLS, Target
 from perf.options import read_loads, read_settings, read_shapes
-from perf.report import Report, measure, read_report, to_json
+from perf.report import SCHEMA, Report, measure
 from perf.session import Question, open_session
 from perf.text import comparison_rows, print_report, print_table
 from perf.workload import GeneratorOptions
@@ -65,6 +61,7 @@ def main(debug: bool) -> None:
     \b
     Examples:
       perf-report run -m text_embedding --concurrency-range 1:16:x4
+      perf-report llm -m chat --concurrency-range 1:16:x4
       perf-report show perf_report/report.json
       perf-report compare before/report.json after/report.json
     """
@@ -194,7 +191,7 @@ def run(context: click.Context, /, **options: Any) -> None:
     loads = read_loads(options)
     settings = read_settings(options)
     target = Target(options["url"] or f"127.0.0.1:{_PORTS[options['protocol']]}", options["protocol"])
-    _make_folder(options["output_dir"])
+    make_folder(options["output_dir"])
     question = Question(
         model=options["model_name"],
         target=target,
@@ -208,7 +205,7 @@ def run(context: click.Context, /, **options: Any) -> None:
             seed=options["random_seed"],
         ),
     )
-    with open_session(question) as session, _progress(len(loads) * settings.repeats) as say:
+    with open_session(question) as session, show_progress(len(loads) * settings.repeats) as say:
         report = measure(
             session.subject,
             target,
@@ -221,12 +218,15 @@ def run(context: click.Context, /, **options: Any) -> None:
             read_counters=session.read_counters,
             progress=say,
         )
-    _write_files(report, options["output_dir"], options["latency_report_file"])
+    folder, extra_csv = options["output_dir"], options["latency_report_file"]
+    csv = render_csv(report)
+    files = {folder / "report.json": to_json(report), folder / "report.csv": csv}
+    write_files({**files, folder / "report.html": render_html(report), **({extra_csv: csv} if extra_csv else {})})
     if options["as_json"]:
         click.echo(to_json(report), nl=False)
     else:
         print_report(report, Console())
-    click.echo(f"report: {options['output_dir'] / 'report.html'}", err=True)
+    click.echo(f"report: {folder / 'report.html'}", err=True)
     context.exit(1 if report.all_failed or report.unstable else 0)
 
 
@@ -235,9 +235,11 @@ def run(context: click.Context, /, **options: Any) -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON, and nothing else.")
 def show(report: Path, as_json: bool) -> None:
     """Print a report that was written before."""
-    found = read_report(report)
+    found = _read(report)
     if as_json:
         click.echo(to_json(found), nl=False)
+    elif isinstance(found, LlmReport):
+        print_llm_report(found, Console())
     else:
         print_report(found, Console())
 
@@ -252,7 +254,13 @@ def compare_command(old: Path, new: Path, as_json: bool) -> None:
     The interval of a figure spans its repeats, that of a throughput without repeats its last three windows.
     Where the intervals overlap, the difference may be chance; measure with --repeats 5 to know more.
     """
-    comparison = compare(read_report(old), read_report(new))
+    before, after = _read(old), _read(new)
+    if isinstance(before, LlmReport) and isinstance(after, LlmReport):
+        comparison = compare_llm(before, after)
+    elif isinstance(before, Report) and isinstance(after, Report):
+        comparison = compare(before, after)
+    else:
+        raise UsageError(f"{old} and {new} are reports of `run` and of `llm`; compare two of one kind")
     if as_json:
         click.echo(dumps(asdict(comparison), indent=2))
         return
@@ -262,41 +270,16 @@ def compare_command(old: Path, new: Path, as_json: bool) -> None:
         click.echo(f"differs: {difference}")
 
 
-def _make_folder(folder: Path) -> None:
-    """Before the measurement: one that cannot be written down is lost."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UsageError(f"cannot write to --output-dir {folder}: {error.strerror}") from error
+def _read(path: Path) -> Report | LlmReport:
+    """A report of either kind."""
+    document = document_from_json(read_text(path), str(path))
+    if schema_of(document) == LLM_SCHEMA:
+        return llm_report_from_document(document, str(path))
+    found: Report = report_from_document(Report, SCHEMA, document, str(path))
+    return found
 
 
-def _write_files(report: Report, folder: Path, extra_csv: Path | None) -> None:
-    files = {
-        folder / "report.json": to_json(report),
-        folder / "report.csv": render_csv(report),
-        folder / "report.html": render_html(report),
-    }
-    if extra_csv is not None:
-        files[extra_csv] = render_csv(report)
-    for path, text in files.items():
-        try:
-            path.write_text(text, "utf-8")
-        except OSError as error:
-            raise UsageError(f"cannot write {path}: {error.strerror}") from error
-
-
-@contextmanager
-def _progress(measurements: int) -> Iterator[Callable[[int, str], None]]:
-    """A bar on a terminal; elsewhere a line for each thing that happens. Both on stderr."""
-    console = Console(stderr=True)
-    if not console.is_terminal:
-        yield lambda done, text: click.echo(text, err=True)
-        return
-    columns = SpinnerColumn(), BarColumn(20), MofNCompleteColumn(), TextColumn("{task.description}")
-    with Progress(*columns, TimeElapsedColumn(), console=console, transient=True) as bar:
-        task = bar.add_task("starting", total=measurements)
-        yield lambda done, text: bar.update(task, completed=done, description=text)
-
+main.add_command(llm)
 
 if __name__ == "__main__":
     main()

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol, TypeVar
 
+from perf.environment import Environment
 from perf.errors import UsageError
 from perf.metrics import Spread
 from perf.report import Level, Report
@@ -33,29 +36,29 @@ class Comparison:
     differences: tuple[str, ...]
 
 
+class AnyLevel(Protocol):
+    """A level of either kind of report."""
+
+    @property
+    def load(self) -> str: ...
+
+    @property
+    def value(self) -> float: ...
+
+    @property
+    def distribution(self) -> str | None: ...
+
+
+L = TypeVar("L", bound=AnyLevel)
+
+
 def compare(old: Report, new: Report) -> Comparison:
     """Compare level by level.
 
     Raises:
-        UsageError: one is of a closed, one of an open loop, whose latencies mean different things (h15), or
-            they have no level in common.
+        UsageError: as `pair_levels`.
     """
-    if old.mode != new.mode:
-        raise UsageError(
-            f"cannot compare {_loop(old)} with {_loop(new)}: a closed loop waits for a slow server, "
-            "an open loop does not, so their latencies mean different things; measure both in one mode"
-        )
-    levels = {(level.value, level.distribution): level for level in old.levels}
-    pairs = [
-        (levels[level.value, level.distribution], level)
-        for level in new.levels
-        if (level.value, level.distribution) in levels
-    ]
-    if not pairs:
-        raise UsageError(
-            f"the reports have no level in common: {', '.join(level.load for level in old.levels)} "
-            f"against {', '.join(level.load for level in new.levels)}"
-        )
+    pairs = pair_levels(old.mode, old.levels, new.mode, new.levels)
     names = [name for name in old.percentile_names if name in new.percentile_names]
     return Comparison(
         changes=tuple(change for before, after in pairs for change in _changes(before, after, names)),
@@ -63,17 +66,41 @@ def compare(old: Report, new: Report) -> Comparison:
     )
 
 
-def _loop(report: Report) -> str:
-    return f"{'an' if report.mode == 'open' else 'a'} {report.mode} loop"
+def pair_levels(old_mode: str, old: Sequence[L], new_mode: str, new: Sequence[L]) -> list[tuple[L, L]]:
+    """The levels that both reports have.
+
+    Raises:
+        UsageError: one is of a closed, one of an open loop, whose latencies mean different things (h15), or
+            they have no level in common.
+    """
+    if old_mode != new_mode:
+        raise UsageError(
+            f"cannot compare {_loop(old_mode)} with {_loop(new_mode)}: a closed loop waits for a slow server, "
+            "an open loop does not, so their latencies mean different things; measure both in one mode"
+        )
+    levels = {(level.value, level.distribution): level for level in old}
+    pairs = [
+        (levels[level.value, level.distribution], level) for level in new if (level.value, level.distribution) in levels
+    ]
+    if not pairs:
+        raise UsageError(
+            f"the reports have no level in common: {', '.join(level.load for level in old)} "
+            f"against {', '.join(level.load for level in new)}"
+        )
+    return pairs
+
+
+def _loop(mode: str) -> str:
+    return f"{'an' if mode == 'open' else 'a'} {mode} loop"
 
 
 def _changes(old: Level, new: Level, names: list[str]) -> list[Change]:
-    found = [_change(new.load, "requests/s", old.throughput, new.throughput, _many_windows(old, new))]
+    found = [change_of(new.load, "requests/s", old.throughput, new.throughput, _many_windows(old, new))]
     repeated = min(len(old.measurements), len(new.measurements)) > 1
     for name in names:
         before, after = old.latency(name), new.latency(name)
         if before is not None and after is not None:
-            found.append(_change(new.load, f"{name} ms", before, after, repeated))
+            found.append(change_of(new.load, f"{name} ms", before, after, repeated))
     return found
 
 
@@ -82,7 +109,8 @@ def _many_windows(old: Level, new: Level) -> bool:
     return all(len(level.measurements) > 1 or len(level.typical.windows) > 1 for level in (old, new))
 
 
-def _change(load: str, figure: str, old: Spread, new: Spread, intervals: bool) -> Change:
+def change_of(load: str, figure: str, old: Spread, new: Spread, intervals: bool) -> Change:
+    """The change of one figure; `intervals`: both are over several samples and not single figures."""
     return Change(
         load=load,
         figure=figure,
@@ -102,9 +130,21 @@ def _differences(old: Report, new: Report) -> list[str]:
         ("batch size", old.subject.batch_size, new.subject.batch_size),
         ("workload", old.subject.workload, new.subject.workload),
         ("server", old.subject.server, new.subject.server),
-        ("host", old.environment.host, new.environment.host),
-        ("CPU", old.environment.cpu, new.environment.cpu),
-        ("cores", old.environment.cores, new.environment.cores),
-        ("client on the server's host", old.environment.same_host, new.environment.same_host),
     ]
+    return differing(pairs) + differing_machines(old.environment, new.environment)
+
+
+def differing_machines(old: Environment, new: Environment) -> list[str]:
+    """How the machines of two reports differ."""
+    pairs = [
+        ("host", old.host, new.host),
+        ("CPU", old.cpu, new.cpu),
+        ("cores", old.cores, new.cores),
+        ("client on the server's host", old.same_host, new.same_host),
+    ]
+    return differing(pairs)
+
+
+def differing(pairs: Sequence[tuple[str, object, object]]) -> list[str]:
+    """A line for each (name, before, after) whose two values differ."""
     return [f"{name}: {before} -> {after}" for name, before, after in pairs if before != after]

@@ -41,20 +41,27 @@ class GrpcSender:
             raise PerfError(f"gRPC needs grpcio ({error}); install it: pip install 'tritonclient[grpc]'") from error
         self._rpc_error = grpc.aio.AioRpcError
         self._channel = grpc.aio.insecure_channel(self._address, options=_OPTIONS)
-        # Without serialisers bytes pass as they are. Triton's errors are statuses: any answer is a success.
-        self._method = self._channel.unary_unary(_METHOD)
+        self._method = self._make_method(self._channel)
         # A server that is not there is for the requests to find out, and counted there.
         with contextlib.suppress(asyncio.TimeoutError):
             await asyncio.wait_for(self._channel.channel_ready(), min(self._timeout_s, _CONNECT_S))
 
-    async def send(self, payload: bytes) -> None:
-        """Send one request; raises `RequestFailed` when it fails."""
+    async def send(self, payload: bytes) -> Any:
+        """Send one request and return what `_call` does; raises `RequestFailed` when it fails."""
         try:
-            await self._method(payload, timeout=self._timeout_s)
+            return await self._call(payload)
         except self._rpc_error as error:
             code = error.code().name  # type: ignore[attr-defined]
             kind = "timeout" if code == "DEADLINE_EXCEEDED" else f"grpc {code}"
             raise RequestFailed(kind, str(error.details())) from None  # type: ignore[attr-defined]
+
+    def _make_method(self, channel: Any) -> Any:
+        # Without serialisers bytes pass as they are. Triton's errors are statuses: any answer is a success.
+        return channel.unary_unary(_METHOD)
+
+    async def _call(self, payload: bytes) -> Any:
+        """Make one call and wait for its end: nothing is kept of the answer here."""
+        await self._method(payload, timeout=self._timeout_s)
 
     async def close(self) -> None:
         if self._channel is not None:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
 from markupsafe import Markup
 
 from perf.charts import (
     Bar,
+    Point,
     Series,
     bar_chart,
     legend_sample,
@@ -23,17 +24,13 @@ from perf.server_stats import PHASES
 from perf.text import level_rows, notes, server_rows, warnings
 
 _TEMPLATES = Path(__file__).parent / "templates"
-_STYLES = 8  # colours of the page
+STYLES = 8  # colours of the page
 PHASE_NAMES = ("queue", "compute input", "compute infer", "compute output")
 
 
 def render_html(report: Report) -> str:
     """The whole page."""
-    environment = Environment(
-        loader=FileSystemLoader(_TEMPLATES), autoescape=True, undefined=StrictUndefined, trim_blocks=True
-    )
-    environment.filters["number"] = number
-    return environment.get_template("report.html.j2").render(
+    return page_template("report.html.j2").render(
         report=report,
         figures=_figures(report),
         level_table=level_rows(report),
@@ -42,6 +39,15 @@ def render_html(report: Report) -> str:
         warning_list=warnings(report),
         best=max(report.levels, key=lambda level: level.typical.throughput_rps),
     )
+
+
+def page_template(name: str) -> Template:
+    """The template of a page."""
+    environment = Environment(
+        loader=FileSystemLoader(_TEMPLATES), autoescape=True, undefined=StrictUndefined, trim_blocks=True
+    )
+    environment.filters["number"] = number
+    return environment.get_template(name)
 
 
 def _figures(report: Report) -> list[dict[str, object]]:
@@ -67,8 +73,9 @@ def _figures(report: Report) -> list[dict[str, object]]:
     return figures
 
 
-def _load_title(report: Report) -> str:
-    return "concurrency (requests in flight)" if report.mode == "closed" else "requests per second asked for"
+def load_title(mode: str) -> str:
+    """The title of the axis of levels."""
+    return "concurrency (requests in flight)" if mode == "closed" else "requests per second asked for"
 
 
 def _latency_figure(report: Report, levels: list[Level]) -> dict[str, object]:
@@ -77,12 +84,12 @@ def _latency_figure(report: Report, levels: list[Level]) -> dict[str, object]:
     for style, name in enumerate(names):
         spreads = [(level.value, level.latency(name)) for level in levels]
         points = tuple((value, one.median) for value, one in spreads if one is not None)
-        series.append(Series(name, points, style % _STYLES))
+        series.append(Series(name, points, style % STYLES))
     values = [y for one in series for _, y in one.points] or [1.0]
     title = "Latency against load"
     svg = line_chart(
         title,
-        level_axis(_load_title(report), [level.value for level in levels]),
+        level_axis(load_title(report.mode), [level.value for level in levels]),
         value_axis("latency, ms", values),
         series,
     )
@@ -90,7 +97,7 @@ def _latency_figure(report: Report, levels: list[Level]) -> dict[str, object]:
         "title": title,
         "note": "Nearest-rank percentiles of all requests that succeeded"
         + (", counted from when each was due." if report.mode == "open" else "."),
-        "legend": _line_legend(series),
+        "legend": line_legend(series),
         "svg": Markup(svg),
     }
 
@@ -107,45 +114,55 @@ def _throughput_figure(report: Report) -> dict[str, object]:
     highest = max(y for one in rates for _, y in one.points)
     svg = line_chart(
         title,
-        level_axis(_load_title(report), [level.value for level in report.levels]),
+        level_axis(load_title(report.mode), [level.value for level in report.levels]),
         linear_axis("requests per second", highest),
         rates,
     )
     return {
         "title": title,
         "note": "Requests completed within the window, divided by its length.",
-        "legend": _line_legend(rates),
+        "legend": line_legend(rates),
         "svg": Markup(svg),
     }
 
 
 def _distribution_figure(report: Report, levels: list[Level]) -> dict[str, object]:
+    found = [(level.load, level.typical.latency.cdf) for level in levels if level.typical.latency is not None]
+    return distribution_figure("Distribution of latency", "latency, ms", "Of the requests that succeeded.", found)
+
+
+def distribution_figure(
+    title: str, axis_title: str, note: str, levels: list[tuple[str, tuple[Point, ...]]]
+) -> dict[str, object]:
+    """A figure of cumulative shares, one line for each level; of many levels some are left out.
+
+    Args:
+        levels: the load in words, and (ms, share at most that slow).
+    """
     shown = levels
-    if len(levels) > _STYLES:  # evenly chosen, the first and the last among them
-        shown = [levels[round(index * (len(levels) - 1) / (_STYLES - 1))] for index in range(_STYLES)]
-    series = []
-    for style, level in enumerate(shown):
-        latency = level.typical.latency
-        assert latency is not None
-        series.append(Series(level.load, tuple((ms, share * 100) for ms, share in latency.cdf), style))
-    title = "Distribution of latency"
+    if len(levels) > STYLES:  # evenly chosen, the first and the last among them
+        shown = [levels[round(index * (len(levels) - 1) / (STYLES - 1))] for index in range(STYLES)]
+    series = [
+        Series(load, tuple((ms, share * 100) for ms, share in cdf), style) for style, (load, cdf) in enumerate(shown)
+    ]
     svg = line_chart(
         title,
-        value_axis("latency, ms", [ms for one in series for ms, _ in one.points]),
-        linear_axis("requests at most that slow", 100, "%"),
+        value_axis(axis_title, [ms for one in series for ms, _ in one.points]),
+        linear_axis("at most that slow", 100, "%"),
         series,
         markers=False,
     )
     left_out = f" {len(levels) - len(shown)} levels are left out." if len(shown) < len(levels) else ""
     return {
         "title": title,
-        "note": "Of the requests that succeeded. The further left and the steeper, the better." + left_out,
-        "legend": _line_legend(series, "line"),
+        "note": f"{note} The further left and the steeper, the better.{left_out}",
+        "legend": line_legend(series, "line"),
         "svg": Markup(svg),
     }
 
 
-def _line_legend(series: list[Series], kind: str = "marked") -> list[tuple[str, Markup]]:
+def line_legend(series: list[Series], kind: str = "marked") -> list[tuple[str, Markup]]:
+    """Names and samples of lines."""
     return [(one.name, Markup(legend_sample(one.style, kind))) for one in series]
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
+from typing import Any
 
 from perf.errors import RequestFailed
 
@@ -23,13 +24,13 @@ class HttpConnection(asyncio.Protocol):
         self.started_s = 0.0  # when the request in flight was written; 0 when there is none
         self.usable = True
         self._transport: asyncio.Transport | None = None
-        self._answer: asyncio.Future[None] | None = None
+        self._answer: asyncio.Future[Any] | None = None
         self._received = bytearray()
         self._needed = 0  # 0 until the header is read; then where the answer, or its last whole chunk, ends
         self._chunked = False
 
-    async def request(self, payload: bytes) -> None:
-        """Send `payload`, a whole HTTP request, and wait for the end of its answer.
+    async def request(self, payload: bytes) -> Any:
+        """Send `payload`, a whole HTTP request, wait for the end of its answer and return `_result` of it.
 
         Raises:
             RequestFailed: a status other than 200, an error in the body, a broken connection or a timeout.
@@ -39,7 +40,7 @@ class HttpConnection(asyncio.Protocol):
         self.started_s = time.monotonic()
         self._transport.write(payload)
         try:
-            await self._answer
+            return await self._answer
         except asyncio.CancelledError:
             self.close()
             raise
@@ -106,15 +107,20 @@ class HttpConnection(asyncio.Protocol):
         elif received.startswith(_ERROR_BODY, body_at):
             kind = "error in a 200 answer"
         else:
-            self._answer.set_result(None)
+            self._answer.set_result(self._result(received, body_at))
             return
         self._answer.set_exception(RequestFailed(kind, error_text(bytes(received[body_at:]))))
 
+    def _result(self, received: bytearray, body_at: int) -> Any:
+        """What `request` returns of a whole answer: nothing is kept of it here."""
+        return None
+
 
 def error_text(body: bytes) -> str:
-    """Triton's `{"error": ...}`, or the beginning of what a proxy in front of it said."""
+    """Triton's `{"error": ...}`, OpenAI's with a message in it, or the beginning of what a proxy said."""
     try:
-        return str(json.loads(body)["error"])
+        error = json.loads(body)["error"]
+        return str(error["message"] if isinstance(error, dict) else error)
     except (ValueError, KeyError, TypeError):
         return body[:300].decode("utf-8", "replace")
 
@@ -143,6 +149,8 @@ class HttpSender:
         timeout_s: seconds from sending a request to the end of its answer.
     """
 
+    connection_type: type[HttpConnection] = HttpConnection
+
     def __init__(self, address: str, timeout_s: float) -> None:
         host, _, port = address.rpartition(":")
         self._host, self._port = host.strip("[]"), int(port)
@@ -159,14 +167,14 @@ class HttpSender:
         # One that cannot be opened is tried again by the request that needs it, and counted there.
         self._idle = [connection for connection in opened if isinstance(connection, HttpConnection)]
 
-    async def send(self, payload: bytes) -> None:
-        """Send one request; raises `RequestFailed` when it fails."""
+    async def send(self, payload: bytes) -> Any:
+        """Send one request and return what its connection does; raises `RequestFailed` when it fails."""
         connection = self._idle.pop() if self._idle else await self._connect()
         while not connection.usable:  # dropped by the server while idle
             self._all.discard(connection)
             connection = self._idle.pop() if self._idle else await self._connect()
         try:
-            await connection.request(payload)
+            return await connection.request(payload)
         finally:
             if connection.usable:
                 self._idle.append(connection)
@@ -185,7 +193,7 @@ class HttpSender:
     async def _connect(self) -> HttpConnection:
         loop = asyncio.get_running_loop()
         try:
-            opening = loop.create_connection(HttpConnection, self._host, self._port)
+            opening = loop.create_connection(self.connection_type, self._host, self._port)
             _, connection = await asyncio.wait_for(opening, self._timeout_s)
         except (OSError, asyncio.TimeoutError) as error:
             raise RequestFailed("connection", str(error) or "connecting took too long") from None

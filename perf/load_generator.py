@@ -1,6 +1,6 @@
 """Sends a workload to a server in a closed or an open loop and records what happened to each request.
 
-Owns the event loop and the order of sending; knows nothing of models, statistics or reports.
+Owns the event loop; when to send is the `Pacer`'s. Knows nothing of models, statistics or reports.
 """
 
 from __future__ import annotations
@@ -18,13 +18,12 @@ from perf.arrivals import Arrivals, ClosedLoop, OpenLoop
 from perf.errors import RequestFailed, UsageError
 from perf.grpc_sender import GrpcSender
 from perf.http_sender import HttpSender
+from perf.pacing import MAX_OUTSTANDING, Pacer
 from perf.records import OK, RecordBuffer, Records
 from perf.workload import Workload
 
 PROTOCOLS = ("grpc", "http")
-MAX_OUTSTANDING = 512  # requests in flight in an open loop: beyond it requests are sent late, and counted so
 _MOST_SELECTABLE = 900  # select() takes descriptors below 1024
-_BACK_OFF_S = 0.01  # after a failed request: a server that refuses at once must not be asked in a spin
 
 Result = TypeVar("Result")
 
@@ -56,13 +55,13 @@ class Sender(Protocol):
 
     async def open(self, connections: int) -> None: ...
 
-    async def send(self, payload: bytes) -> None: ...
+    async def send(self, payload: bytes) -> object: ...
 
     async def close(self) -> None: ...
 
 
 class LoadGenerator:
-    """One run of a load. `run` ends after `request_count` requests, or soon after `stop`.
+    """One run of a load, recorded. `run` and `stop` are the `Pacer`'s.
 
     Args:
         sender: an open sender.
@@ -81,69 +80,11 @@ class LoadGenerator:
         self.records = RecordBuffer()
         self._sender = sender
         self._next_payload = itertools.cycle(payloads).__next__
-        self._arrivals = arrivals
-        self._max_outstanding = max_outstanding
-        self._unsent: float = float("inf")
-        self._dispatcher: asyncio.Task[None] | None = None
+        pacer = Pacer(self._attempt, arrivals, max_outstanding)
+        self.run, self.stop = pacer.run, pacer.stop
 
-    async def run(self, request_count: int | None = None) -> None:
-        """Send until `stop` or until `request_count` requests were sent; returns when all have ended."""
-        self._unsent = float("inf") if request_count is None else request_count
-        if isinstance(self._arrivals, ClosedLoop):
-            await asyncio.gather(*(self._call_in_turn() for _ in range(self._arrivals.concurrency)))
-        else:
-            await self._send_on_time(self._arrivals)
-
-    def stop(self) -> None:
-        """Send nothing more. Requests in flight are waited for: cancelled, they would burden the next run."""
-        self._unsent = 0
-        if self._dispatcher is not None:
-            self._dispatcher.cancel()
-
-    async def _call_in_turn(self) -> None:
-        """One caller of a closed loop."""
-        while self._unsent > 0:
-            self._unsent -= 1
-            if await self._attempt() != OK:
-                await asyncio.sleep(_BACK_OFF_S)
-
-    async def _send_on_time(self, arrivals: OpenLoop) -> None:
-        """The open loop: a task per request, started when it is due."""
-        in_flight: set[asyncio.Task[int]] = set()
-        self._dispatcher = asyncio.create_task(self._dispatch(arrivals, in_flight))
-        try:
-            await asyncio.wait({self._dispatcher})
-            if in_flight:
-                await asyncio.wait(in_flight)
-            if not self._dispatcher.cancelled():
-                self._dispatcher.result()
-        finally:
-            self._dispatcher.cancel()
-            for task in in_flight:
-                task.cancel()
-
-    async def _dispatch(self, arrivals: OpenLoop, in_flight: set[asyncio.Task[int]]) -> None:
-        slots = asyncio.Semaphore(self._max_outstanding)
-
-        def ended(task: asyncio.Task[int]) -> None:
-            in_flight.discard(task)
-            slots.release()
-
-        due_ns = time.perf_counter_ns()
-        for gap_s in arrivals.gaps_s():
-            if self._unsent <= 0:
-                return
-            self._unsent -= 1
-            # A sleep of zero when late lets answers be read. Arrivals never move: a lag shows as latency.
-            await asyncio.sleep(max(0.0, (due_ns - time.perf_counter_ns()) / 1e9))
-            await slots.acquire()
-            task = asyncio.create_task(self._attempt(due_ns))
-            in_flight.add(task)
-            task.add_done_callback(ended)
-            due_ns += round(gap_s * 1e9)
-
-    async def _attempt(self, due_ns: int | None = None) -> int:
-        """Send one request, due at `due_ns` or else now, and record it; the code recorded is returned."""
+    async def _attempt(self, due_ns: int | None) -> bool:
+        """Send one request, due at `due_ns` or else now, and record it."""
         code = OK
         sent_ns = time.perf_counter_ns()
         try:
@@ -152,7 +93,7 @@ class LoadGenerator:
             code = self.records.error_code(error.kind, error.message)
         intended_ns = sent_ns if due_ns is None else due_ns
         self.records.add(intended_ns, sent_ns, time.perf_counter_ns(), code)
-        return code
+        return code == OK
 
 
 def make_sender(target: Target) -> Sender:

@@ -1,18 +1,13 @@
-"""The report: every level of a run, what was asked, and where it ran. Owns the JSON form; draws nothing."""
+"""The report: every level of a run, what was asked, and where it ran. Draws nothing."""
 
 from __future__ import annotations
 
-import json
-import types
-import typing
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, fields, is_dataclass, replace
-from pathlib import Path
-from typing import Any
+from dataclasses import dataclass, replace
 
 from perf.arrivals import Arrivals, OpenLoop
 from perf.environment import Environment
-from perf.errors import UsageError
+from perf.json_form import document_from_json, report_from_document
 from perf.load_generator import Target
 from perf.measurement import Measurement, ReadCounters, Settings, measure_level
 from perf.metrics import STABLE_WINDOWS, Spread, spread
@@ -167,59 +162,7 @@ def _repeated(load: Arrivals, repeat: int) -> Arrivals:
     return replace(load, seed=load.seed + repeat) if isinstance(load, OpenLoop) else load
 
 
-def to_json(report: Report) -> str:
-    return json.dumps(asdict(report), indent=2, allow_nan=False) + "\n"
-
-
 def from_json(text: str, source: str) -> Report:
-    """A report from its JSON form.
-
-    Raises:
-        UsageError: not a report, or one of another schema; names `source`.
-    """
-    try:
-        document = json.loads(text)
-    except ValueError as error:
-        raise UsageError(f"{source} is not JSON: {error}") from error
-    schema = document.get("schema") if isinstance(document, dict) else None
-    if schema != SCHEMA:
-        raise UsageError(f"{source} has the schema {schema!r}; this version reads {SCHEMA!r}")
-    try:
-        report: Report = _decode(Report, document)
-    except (KeyError, TypeError, ValueError) as error:
-        raise UsageError(f"{source} is no whole perf report: {type(error).__name__}: {error}") from error
-    if not report.levels or not all(level.measurements for level in report.levels):
-        raise UsageError(f"{source} is not a whole perf report: it has no measurements")
+    """A report from its JSON form; raises `UsageError`, naming `source`, when it is none."""
+    report: Report = report_from_document(Report, SCHEMA, document_from_json(text, source), source)
     return report
-
-
-def read_report(path: Path) -> Report:
-    """The report in a file; raises `UsageError` when there is none."""
-    try:
-        return from_json(path.read_text("utf-8"), str(path))
-    except OSError as error:
-        raise UsageError(f"cannot read {path}: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise UsageError(f"{path} is not a perf report: {error}") from error
-
-
-def _decode(kind: Any, value: Any) -> Any:
-    """`value` from JSON as the annotated type `kind`: dataclass, tuple, dict, scalar, or such or None."""
-    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
-    if origin in (typing.Union, types.UnionType):
-        (inner,) = [argument for argument in arguments if argument is not type(None)]
-        return None if value is None else _decode(inner, value)
-    if is_dataclass(kind) and isinstance(kind, type):
-        hints = typing.get_type_hints(kind)
-        return kind(**{field.name: _decode(hints[field.name], value[field.name]) for field in fields(kind)})
-    if origin is tuple:
-        if arguments[-1] is Ellipsis:
-            return tuple(_decode(arguments[0], item) for item in value)
-        return tuple(_decode(inner, item) for inner, item in zip(arguments, value, strict=True))
-    if origin is dict:
-        return {str(key): _decode(arguments[1], item) for key, item in value.items()}
-    if kind is float and type(value) in (int, float):
-        return float(value)
-    if type(value) is not kind:
-        raise TypeError(f"{value!r:.60} is no {kind.__name__}")
-    return value

@@ -79,7 +79,7 @@ def open_session(question: Question) -> Iterator[Session]:
 
 def _prepare(client: TritonClient, question: Question) -> Session:
     server = client.server_metadata()
-    metadata = _find_model(client, question)
+    metadata = find_model(client, question.model, question.version, question.target.address)
     config = client.config(question.model, question.version)
     models = composing_models(question.model, client.config)
     ensembles = tuple(model for model in models if ensemble_steps(client.config(model)))
@@ -128,16 +128,16 @@ def build_workload(metadata: ModelMetadata, question: Question) -> Workload:
     )
 
 
-def _find_model(client: TritonClient, question: Question) -> ModelMetadata:
+def find_model(client: TritonClient, model: str, version: str, address: str) -> ModelMetadata:
+    """The model's metadata; raises `UsageError` with what the server has where it is not ready or unknown."""
     try:
-        return client.metadata(question.model, question.version)
+        return client.metadata(model, version)
     except ServerError as error:
         names = client.model_names()
-        if question.model not in names:
-            known = ", ".join(names) or "none"
-            message = f"no model {question.model!r} at {question.target.address}; its models: {known}"
-        elif question.version:
-            message = f"model {question.model!r} has no version {question.version!r} that is ready: {error.message}"
+        if model not in names:
+            message = f"no model {model!r} at {address}; its models: {', '.join(names) or 'none'}"
+        elif version:
+            message = f"model {model!r} has no version {version!r} that is ready: {error.message}"
         else:
-            message = f"model {question.model!r} is not ready: {error.message}"
+            message = f"model {model!r} is not ready: {error.message}"
         raise UsageError(message) from error

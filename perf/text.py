@@ -30,13 +30,13 @@ def level_rows(report: Report) -> Rows:
     for level in report.levels:
         typical = level.typical
         row = [number(level.value)]
-        row += [_optional(typical.achieved_rps)] if report.mode == "open" else []
-        row += [_spread(level.throughput) if repeated else figure(typical.throughput_rps)]
+        row += [shown_optional(typical.achieved_rps)] if report.mode == "open" else []
+        row += [shown_spread(level.throughput) if repeated else figure(typical.throughput_rps)]
         row += [figure(typical.inferences_rps)] if report.subject.batch_size > 1 else []
         for name in report.percentile_names:
             row.append(_percentile(level, name, repeated))
-        row.append(_optional(typical.latency.mean if typical.latency else None))
-        row += [_optional(typical.goodput_rps)] if report.settings.goodput_limits_ms else []
+        row.append(shown_optional(typical.latency.mean if typical.latency else None))
+        row += [shown_optional(typical.goodput_rps)] if report.settings.goodput_limits_ms else []
         row += [str(typical.latency.samples if typical.latency else 0), str(typical.failed)]
         row.append({True: "yes", False: "NO", None: MISSING}[typical.stable])
         rows.append(row)
@@ -56,7 +56,7 @@ def server_rows(report: Report) -> Rows:
 def _model_cells(model: ModelActivity) -> list[str]:
     histogram = " ".join(f"{size}x{count}" for size, count in model.batches.items()) or MISSING
     name = f"{model.model}:{model.version}" + (" (ensemble)" if model.is_ensemble else "")
-    cells = [name, str(model.executions), _optional(model.mean_batch), histogram]
+    cells = [name, str(model.executions), shown_optional(model.mean_batch), histogram]
     return cells + [figure(model.phase_us[phase] / 1e3) if phase in model.phase_us else MISSING for phase in PHASES]
 
 
@@ -102,25 +102,25 @@ def headline(report: Report) -> str:
 
 def print_report(report: Report, console: Console) -> None:
     """The whole report on `console`."""
-    _say(console, headline(report), "bold")
+    say(console, headline(report), "bold")
     print_table(console, level_rows(report))
     server = server_rows(report)
     if len(server) > 1:
-        _say(console, "\nServer, mean per request", "bold")
+        say(console, "\nServer, mean per request", "bold")
         print_table(console, server)
-    _say(console, "")
+    say(console, "")
     for about, note in notes(report):
-        _say(console, f"{about}: {note}", "dim")
+        say(console, f"{about}: {note}", "dim")
     for warning in warnings(report):
-        _say(console, f"warning: {warning}", "yellow")
+        say(console, f"warning: {warning}", "yellow")
 
 
 def print_table(console: Console, rows: Rows) -> None:
     """Columns of plain text, the head in bold on a terminal. No width folds a figure."""
     head, *lines = plain_table(rows)
-    _say(console, head, "bold")
+    say(console, head, "bold")
     for line in lines:
-        _say(console, line)
+        say(console, line)
 
 
 def plain_table(rows: Sequence[Sequence[str]]) -> list[str]:
@@ -140,7 +140,7 @@ def _is_text(rows: Sequence[Sequence[str]], column: int) -> bool:
     return any(row[column][:1].isalpha() and row[column] != MISSING for row in rows[1:])
 
 
-def _say(console: Console, text: str, style: str | None = None) -> None:
+def say(console: Console, text: str, style: str | None = None) -> None:
     console.print(Text(text, style=style or ""), soft_wrap=True)
 
 
@@ -150,14 +150,14 @@ def _percentile(level: Level, name: str, repeated: bool) -> str:
         return MISSING
     latency = level.typical.latency
     flag = "?" if latency is not None and name in latency.unsupported else ""
-    return (_spread(spread) if repeated else figure(spread.median)) + flag
+    return (shown_spread(spread) if repeated else figure(spread.median)) + flag
 
 
-def _spread(spread: Spread) -> str:
+def shown_spread(spread: Spread) -> str:
     return f"{figure(spread.median)} [{figure(spread.low)}, {figure(spread.high)}]"
 
 
-def _optional(value: float | None) -> str:
+def shown_optional(value: float | None) -> str:
     return MISSING if value is None else figure(value)
 
 
@@ -170,8 +170,8 @@ def comparison_rows(comparison: Comparison) -> Rows:
             [
                 change.load,
                 change.figure,
-                _spread(change.old) if change.overlap is not None else figure(change.old.median),
-                _spread(change.new) if change.overlap is not None else figure(change.new.median),
+                shown_spread(change.old) if change.overlap is not None else figure(change.old.median),
+                shown_spread(change.new) if change.overlap is not None else figure(change.new.median),
                 MISSING if change.ratio is None else f"{change.ratio:.2f}x",
                 verdicts[change.overlap],
             ]

@@ -17,7 +17,8 @@ from click.testing import CliRunner, Result
 
 from perf.arrivals import ClosedLoop, OpenLoop
 from perf.cli import main
-from perf.report import from_json, to_json
+from perf.json_form import to_json
+from perf.report import from_json
 from tests.perf.builders import report_of
 from tests.perf.fake_server import FakeServer, run_fake_server
 from tests.triton_models import TritonAddress

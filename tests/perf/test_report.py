@@ -20,8 +20,9 @@ from perf.comparison import compare
 from perf.csv import render_csv
 from perf.errors import UsageError
 from perf.html import render_html
+from perf.json_form import to_json
 from perf.measurement import Settings
-from perf.report import Report, from_json, to_json
+from perf.report import Report, from_json
 from perf.text import plain_table, print_report
 from tests.perf.builders import report_of
 

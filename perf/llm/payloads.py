@@ -1,0 +1,82 @@
+"""One request as bytes: a `ModelInferRequest` for Triton's gRPC stream, or an HTTP request for the OpenAI API."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from perf.llm.prompts import LlmRequest
+from perf.workload import tensor_bytes
+
+# Asked for where the model has them; Triton's vLLM backend knows the first two.
+COUNTS = ("return_num_input_tokens", "return_num_output_tokens", "return_num_cached_tokens")
+
+
+@dataclass(frozen=True)
+class Asking:
+    """What all requests of a run have in common.
+
+    Attributes:
+        stream: tokens as they come, or the whole answer at once.
+        ignore_eos: answers of exactly the length asked for.
+        inputs: names of the model's inputs; of gRPC only.
+        address: `host:port`; of HTTP only, as the following.
+        chat: messages and not a prompt.
+        api_key: None sends none.
+    """
+
+    model: str
+    version: str = ""
+    stream: bool = True
+    ignore_eos: bool = True
+    inputs: frozenset[str] = frozenset()
+    address: str = ""
+    chat: bool = False
+    api_key: str | None = None
+
+
+def grpc_payload(request: LlmRequest, asking: Asking) -> bytes:
+    """The message that begins, and ends, the client's side of a stream."""
+    from tritonclient.grpc import service_pb2
+
+    # As JSON, which every backend of this kind reads; typed inputs are ours alone.
+    sampling = json.dumps({"max_tokens": request.max_tokens, "temperature": 0, "ignore_eos": asking.ignore_eos})
+    tensors: dict[str, tuple[str, Any]] = {
+        "stream": ("BOOL", np.array([asking.stream])),
+        "sampling_parameters": ("BYTES", np.array([sampling.encode()], dtype=object)),
+    }
+    if isinstance(request.prompt, str):
+        tensors["text_input"] = "BYTES", np.array([request.prompt.encode()], dtype=object)
+    else:
+        tensors["input_ids"] = "INT32", np.array(request.prompt, dtype=np.int32)
+    for name in ("exclude_input_in_output", *COUNTS):
+        if name in asking.inputs:
+            tensors[name] = "BOOL", np.array([True])
+    message = service_pb2.ModelInferRequest(model_name=asking.model, model_version=asking.version)
+    for name, (datatype, array) in tensors.items():
+        message.inputs.add(name=name, datatype=datatype, shape=array.shape)
+        message.raw_input_contents.append(tensor_bytes(array, datatype))
+    return bytes(message.SerializeToString())
+
+
+def openai_payload(request: LlmRequest, asking: Asking) -> bytes:
+    """A whole HTTP request. Usage with every chunk (vLLM's extension) tells how many tokens each one holds."""
+    document: dict[str, Any] = {"model": asking.model, "max_tokens": request.max_tokens, "temperature": 0}
+    if asking.chat:
+        document["messages"] = [{"role": "user", "content": request.prompt}]
+    else:
+        document["prompt"] = request.prompt
+    if asking.ignore_eos:
+        document["ignore_eos"] = True
+    if asking.stream:
+        document |= {"stream": True, "stream_options": {"include_usage": True, "continuous_usage_stats": True}}
+    body = json.dumps(document).encode()
+    key = f"Authorization: Bearer {asking.api_key}\r\n" if asking.api_key else ""
+    head = (
+        f"POST /v1/{'chat/' if asking.chat else ''}completions HTTP/1.1\r\nHost: {asking.address}\r\n{key}"
+        f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+    )
+    return head.encode("latin-1") + body
