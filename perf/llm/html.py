@@ -33,18 +33,16 @@ def render_llm_html(report: LlmReport) -> str:
 
 def _figures(report: LlmReport) -> list[dict[str, object]]:
     """Title, legend, note and SVG of every chart that the report has figures for."""
-    figures = [_rate_figure(report, "Output tokens against load", "tokens per second")]
-    if report.mode == "open" or report.settings.goodput_limits_ms:
-        figures.append(_request_figure(report))
+    figures = [_token_figure(report), _request_figure(report)]
     for metric in _SHOWN:
         if any(level.latency(metric, "p50") for level in report.levels):
             figures += [_load_figure(report, metric), _metric_distribution(report, metric)]
     return figures
 
 
-def _rate_figure(report: LlmReport, title: str, axis_title: str) -> dict[str, object]:
-    points = tuple((level.value, level.tokens_per_s.median) for level in report.levels)
-    return _lines(report, title, axis_title, [Series("output tokens", points, 0)], "As the server counts them.")
+def _token_figure(report: LlmReport) -> dict[str, object]:
+    series = Series("output tokens", tuple((level.value, level.tokens_per_s.median) for level in report.levels), 0)
+    return _lines(report, "Output tokens against load", "tokens per second", [series], "As the server counts them.")
 
 
 def _request_figure(report: LlmReport) -> dict[str, object]:
