@@ -1,19 +1,50 @@
 """Clients of a Triton server: one interface over gRPC and HTTP, with inputs checked before they are sent."""
 
-from clients.errors import ClientError, InputError, MissingDependency, ServerError, ServerUnavailable
+from clients.async_grpc import AsyncGrpcClient
+from clients.errors import (
+    ClientError,
+    ContextLengthExceeded,
+    DeadlineExceeded,
+    EngineFailed,
+    InputError,
+    InvalidRequest,
+    MissingDependency,
+    Overloaded,
+    ServerError,
+    ServerUnavailable,
+    SharedMemoryError,
+    StreamBroken,
+)
+from clients.generation import Chunk, Generation, Usage
 from clients.grpc import GrpcClient
 from clients.http import HttpClient
+from clients.streams import AsyncTextStream
+from clients.tensors import EncodedBytes, encode_fixed_width
 from clients.types import ModelMetadata, TensorMetadata, check_inputs
 
 __all__ = [
+    "AsyncGrpcClient",
+    "AsyncTextStream",
+    "Chunk",
     "ClientError",
+    "ContextLengthExceeded",
+    "DeadlineExceeded",
+    "EncodedBytes",
+    "EngineFailed",
+    "Generation",
     "GrpcClient",
     "HttpClient",
     "InputError",
+    "InvalidRequest",
     "MissingDependency",
     "ModelMetadata",
+    "Overloaded",
     "ServerError",
     "ServerUnavailable",
+    "SharedMemoryError",
+    "StreamBroken",
     "TensorMetadata",
+    "Usage",
     "check_inputs",
+    "encode_fixed_width",
 ]

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from clients.errors import MissingDependency, ServerError, ServerUnavailable
-from clients.types import ModelMetadata, TensorMetadata, check_inputs, check_outputs
+from clients.types import ModelMetadata, check_inputs, check_outputs, metadata_from_json
 
 Self = TypeVar("Self", bound="TritonClient")
 Json = dict[str, Any]
@@ -204,27 +204,3 @@ def build_infer_inputs(module: Any, arrays: Mapping[str, npt.NDArray[Any]], data
         tensor.set_data_from_numpy(np.asarray(array, order="C"))
         inputs.append(tensor)
     return inputs
-
-
-def metadata_from_json(answer: Json, config: Json) -> ModelMetadata:
-    """`ModelMetadata` from the server's two answers, in the JSON form of either protocol."""
-    optional = {tensor["name"] for tensor in config.get("input", []) if tensor.get("optional")}
-
-    def tensors(key: str) -> tuple[TensorMetadata, ...]:
-        return tuple(
-            TensorMetadata(
-                name=tensor["name"],
-                datatype=tensor["datatype"],
-                shape=tuple(int(size) for size in tensor.get("shape", ())),  # gRPC's JSON has strings
-                optional=key == "inputs" and tensor["name"] in optional,
-            )
-            for tensor in answer.get(key, [])
-        )
-
-    return ModelMetadata(
-        name=answer["name"],
-        versions=tuple(answer.get("versions", ())),
-        inputs=tensors("inputs"),
-        outputs=tensors("outputs"),
-        max_batch_size=int(config.get("max_batch_size", 0)),
-    )

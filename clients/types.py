@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from clients.errors import InputError
+
+Value = TypeVar("Value")
 
 DYNAMIC = -1  # a dimension that the request chooses
 
@@ -71,6 +73,30 @@ class ModelMetadata:
         raise InputError(f"model {self.name!r} has no input {name!r}; valid inputs: {valid}")
 
 
+def metadata_from_json(answer: Mapping[str, Any], config: Mapping[str, Any]) -> ModelMetadata:
+    """`ModelMetadata` from the server's two answers, in the JSON form of either protocol."""
+    optional = {tensor["name"] for tensor in config.get("input", []) if tensor.get("optional")}
+
+    def tensors(key: str) -> tuple[TensorMetadata, ...]:
+        return tuple(
+            TensorMetadata(
+                name=tensor["name"],
+                datatype=tensor["datatype"],
+                shape=tuple(int(size) for size in tensor.get("shape", ())),  # gRPC's JSON has strings
+                optional=key == "inputs" and tensor["name"] in optional,
+            )
+            for tensor in answer.get(key, [])
+        )
+
+    return ModelMetadata(
+        name=answer["name"],
+        versions=tuple(answer.get("versions", ())),
+        inputs=tensors("inputs"),
+        outputs=tensors("outputs"),
+        max_batch_size=int(config.get("max_batch_size", 0)),
+    )
+
+
 def check_inputs(metadata: ModelMetadata, inputs: Mapping[str, npt.ArrayLike]) -> dict[str, npt.NDArray[Any]]:
     """Turn `inputs` into arrays that the model accepts.
 
@@ -83,19 +109,23 @@ def check_inputs(metadata: ModelMetadata, inputs: Mapping[str, npt.ArrayLike]) -
     Raises:
         InputError: names the input, the value seen, and what is allowed.
     """
+    arrays: dict[str, npt.NDArray[Any]] = {}
+    for tensor, value in given_inputs(metadata, inputs):
+        arrays[tensor.name] = convert_value(tensor, value)
+        check_shape(tensor, arrays[tensor.name].shape)
+    check_batch(metadata, {name: array.shape for name, array in arrays.items()})
+    return arrays
+
+
+def given_inputs(metadata: ModelMetadata, inputs: Mapping[str, Value]) -> list[tuple[TensorMetadata, Value]]:
+    """The given inputs in the model's order; raises `InputError` where one is unknown or one that is needed lacks."""
     for name in inputs:
         metadata.find_input(name)
-    arrays: dict[str, npt.NDArray[Any]] = {}
     for tensor in metadata.inputs:
-        if tensor.name in inputs:
-            array = convert_value(tensor, inputs[tensor.name])
-            check_shape(tensor, array.shape)
-            arrays[tensor.name] = array
-        elif not tensor.optional:
+        if tensor.name not in inputs and not tensor.optional:
             given = ", ".join(map(repr, inputs)) or "none"
             raise InputError(f"model {metadata.name!r} needs input {tensor}; given: {given}")
-    _check_batch(metadata, arrays)
-    return arrays
+    return [(tensor, inputs[tensor.name]) for tensor in metadata.inputs if tensor.name in inputs]
 
 
 def check_outputs(metadata: ModelMetadata, outputs: Sequence[str]) -> None:
@@ -205,10 +235,11 @@ def check_shape(tensor: TensorMetadata, shape: tuple[int, ...]) -> None:
             )
 
 
-def _check_batch(metadata: ModelMetadata, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
-    if metadata.max_batch_size == 0 or not arrays:
+def check_batch(metadata: ModelMetadata, shapes: Mapping[str, tuple[int, ...]]) -> None:
+    """Raise `InputError` when the inputs differ in batch size, or it is more than the model takes."""
+    if metadata.max_batch_size == 0 or not shapes:
         return
-    sizes = {name: array.shape[0] for name, array in arrays.items()}
+    sizes = {name: shape[0] for name, shape in shapes.items()}
     if len(set(sizes.values())) > 1:
         raise InputError(f"the inputs differ in batch size: {sizes}; all must have the same first dimension")
     batch = next(iter(sizes.values()))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -111,6 +112,48 @@ ensemble_scheduling {
 }
 """
 
+# The tensors of docs/serving_llm.md; the model is chat_model.py.
+_CHAT_INPUTS = {
+    "text_input": "STRING",
+    "input_ids": "INT32",
+    "stream": "BOOL",
+    "sampling_parameters": "STRING",
+    **dict.fromkeys(("max_tokens", "top_k", "logprobs", "priority"), "INT32"),
+    **dict.fromkeys(("temperature", "top_p", "deadline_ms"), "FP32"),
+    "seed": "INT64",
+    **dict.fromkeys(("stop", "client", "cache_salt"), "STRING"),
+    "exclude_input_in_output": "BOOL",
+    **{
+        f"return_{name}": "BOOL"
+        for name in (
+            "finish_reason",
+            "cumulative_logprob",
+            "logprobs",
+            "num_input_tokens",
+            "num_output_tokens",
+            "num_cached_tokens",
+            "token_ids",
+        )
+    },
+}
+_CHAT_OUTPUTS = {
+    "text_output": "STRING",
+    "finish_reason": "STRING",
+    "cumulative_logprob": "FP32",
+    "logprobs": "STRING",
+    **dict.fromkeys(("num_input_tokens", "num_output_tokens", "num_cached_tokens"), "UINT32"),
+    "token_ids": "INT32",
+}
+
+
+def _chat_config() -> str:
+    lines = ['backend: "python"', "max_batch_size: 0", "model_transaction_policy { decoupled: true }"]
+    for name, kind in _CHAT_INPUTS.items():
+        size = -1 if name in ("input_ids", "stop") else 1
+        lines.append(f'input {{ name: "{name}" data_type: TYPE_{kind} dims: [{size}] optional: true }}')
+    lines += [f'output {{ name: "{name}" data_type: TYPE_{kind} dims: [-1] }}' for name, kind in _CHAT_OUTPUTS.items()]
+    return "\n".join(lines)
+
 
 @dataclass(frozen=True)
 class TritonAddress:
@@ -128,6 +171,9 @@ def write_repository(root: Path) -> Path:
         (root / name / "1" / "model.py").write_text(_MODEL.format(body=body))
     (root / "parallel" / "1").mkdir(parents=True)
     (root / "parallel" / "config.pbtxt").write_text(_PARALLEL_ENSEMBLE)
+    (root / "chat" / "1").mkdir(parents=True)
+    (root / "chat" / "config.pbtxt").write_text(_chat_config())
+    shutil.copy(Path(__file__).with_name("chat_model.py"), root / "chat" / "1" / "model.py")
     return root
 
 

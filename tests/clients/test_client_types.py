@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from clients import InputError, ModelMetadata, TensorMetadata, check_inputs
-from clients.base import metadata_from_json
+from clients.types import metadata_from_json
 
 MODEL = ModelMetadata(
     name="encoder",

@@ -1,0 +1,158 @@
+"""`AsyncTritonClient`: what both protocols' clients for asyncio offer; the same calls as `clients/base.py` has."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Any, ClassVar, TypeVar
+
+from clients.core import ClientCore, generate_limit_s
+from clients.errors import ServerError, ServerUnavailable
+from clients.generation import GenerateOptions, Generation, Prompt, generate_request
+from clients.protocol import Arrays, Call, Json, Protocol
+from clients.requests import InferRequest, InputValue, Outputs, build_request
+from clients.streams import AsyncSource, AsyncTextStream, whole_answer
+from clients.types import ModelMetadata, metadata_from_json
+
+Self = TypeVar("Self", bound="AsyncTritonClient")
+Answer = TypeVar("Answer")
+
+
+class AsyncTritonClient(ClientCore, ABC):
+    """A client of one server for one event loop. Any number of calls may be under way at once; close it once.
+
+    Arguments, answers and errors are those of `clients.base.TritonClient`. A task that is cancelled cancels its call,
+    on the server too.
+    """
+
+    _protocol: ClassVar[Protocol]
+
+    async def config(self, model: str, version: str = "") -> Json:
+        """The model's configuration, as the JSON form of Triton's `ModelConfig`."""
+        return await self._run(self._protocol.config(model, version))
+
+    async def statistics(self, model: str, version: str = "") -> list[Json]:
+        """Triton's counters, one entry for each version of `model` that is loaded."""
+        return await self._run(self._protocol.statistics(model, version))
+
+    async def server_metadata(self) -> Json:
+        """The server's name, version and extensions."""
+        return await self._run(self._protocol.server_metadata())
+
+    async def model_names(self) -> list[str]:
+        """Names of the models in the repository, ready or not."""
+        return await self._run(self._protocol.model_names())
+
+    async def metadata(self, model: str, version: str = "") -> ModelMetadata:
+        """Inputs and outputs of `model`, asked for once and remembered."""
+        key = (model, version)
+        if key not in self._metadata:
+            answer = await self._run(self._protocol.model_metadata(model, version))
+            self._metadata[key] = metadata_from_json(answer, await self.config(model, version))
+        return self._metadata[key]
+
+    async def is_ready(self) -> bool:
+        """True when the server answers and says it is ready; False when it does not, or is not there."""
+        try:
+            return await self._run(self._protocol.server_ready())
+        except (ServerUnavailable, ServerError):
+            return False
+
+    async def model_ready(self, name: str, version: str = "") -> bool:
+        """True when the model can serve; False when it cannot, or is unknown."""
+        try:
+            return await self._run(self._protocol.model_ready(name, version))
+        except ServerError:
+            return False
+
+    async def infer(
+        self,
+        model: str,
+        inputs: Mapping[str, InputValue],
+        *,
+        version: str = "",
+        outputs: Outputs | None = None,
+        timeout_s: float | None = None,
+        request_id: str = "",
+    ) -> Arrays:
+        """Run the model once; see `TritonClient.infer`."""
+        limit = self.timeout_s if timeout_s is None else timeout_s
+        metadata = await self.metadata(model, version)
+        request = build_request(metadata, inputs, outputs, version=version, request_id=request_id, timeout_s=limit)
+        return await self._run(self._protocol.infer(request), limit)
+
+    async def generate(
+        self,
+        model: str,
+        prompt: Prompt,
+        *,
+        version: str = "",
+        request_id: str = "",
+        timeout_s: float | None = None,
+        token_ids: bool = False,
+        tensors: Mapping[str, Any] | None = None,
+        **sampling: Any,
+    ) -> Generation:
+        """The whole answer of a language model; see `TritonClient.generate`."""
+        options = GenerateOptions(version, request_id, timeout_s, token_ids, tensors)
+        async with self._text_stream(model, prompt, sampling, options, stream=False) as stream:
+            return whole_answer([chunk async for chunk in stream])
+
+    def astream(
+        self,
+        model: str,
+        prompt: Prompt,
+        *,
+        version: str = "",
+        request_id: str = "",
+        timeout_s: float | None = None,
+        token_ids: bool = False,
+        tensors: Mapping[str, Any] | None = None,
+        **sampling: Any,
+    ) -> AsyncTextStream:
+        """The answer of a language model as it comes; see `TritonClient.stream`.
+
+        `break`, an error in the loop and the end of its task end the answer on the server. Nothing is sent before the
+        first chunk is asked for.
+        """
+        options = GenerateOptions(version, request_id, timeout_s, token_ids, tensors)
+        return self._text_stream(model, prompt, sampling, options, stream=True)
+
+    def _text_stream(
+        self, model: str, prompt: Prompt, sampling: Mapping[str, Any], options: GenerateOptions, *, stream: bool
+    ) -> AsyncTextStream:
+        async def start() -> AsyncSource:
+            metadata = await self.metadata(model, options.version)
+            request = generate_request(metadata, prompt, sampling, options, stream=stream)
+            return await self._start(request, generate_limit_s(options.timeout_s))
+
+        return AsyncTextStream(self.url, start)
+
+    async def close(self) -> None:
+        """Close every connection. A second call does nothing; a later request raises."""
+        self._closed = True
+        await self._close()
+
+    async def __aenter__(self: Self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    @abstractmethod
+    async def _send(self, call: Call[Any], timeout_s: float) -> Any:
+        """Make one attempt and return what came back, for the call to parse."""
+
+    @abstractmethod
+    async def _start(self, request: InferRequest, timeout_s: float) -> AsyncSource:
+        """Send a request that has many responses."""
+
+    @abstractmethod
+    async def _close(self) -> None: ...
+
+    async def _run(self, call: Call[Answer], timeout_s: float | None = None) -> Answer:
+        limit = self.timeout_s if timeout_s is None else timeout_s
+        return call.parse(await self._send(call, limit))

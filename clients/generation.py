@@ -1,0 +1,219 @@
+"""Language models: a prompt as tensors, and responses as pieces of text (docs/serving_llm.md). Pure."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from clients.errors import InputError
+from clients.requests import InferRequest, build_request
+from clients.types import ModelMetadata
+
+Prompt = str | Sequence[int] | npt.NDArray[np.integer[Any]]
+Logprobs = list[dict[str, Any]]
+
+# Gives an output of a response by name, one value for each answer; None where it is absent.
+GetOutput = Callable[[str], "list[Any] | None"]
+
+_ALWAYS = ("finish_reason", "num_input_tokens", "num_output_tokens", "num_cached_tokens")
+_RESERVED = ("stream", "text_input", "input_ids", "sampling_parameters")
+
+
+@dataclass(frozen=True)
+class Usage:
+    """Tokens of a prompt, of one answer to it, and of the prompt those that were found in the prefix cache."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """What is new of one answer.
+
+    Attributes:
+        text: may be empty: a token need not end a character, and text that may become a stop string is held back.
+        index: which of the request's `n` answers.
+        finish_reason: None while it goes on; "stop", "length", "abort" or "deadline" on its last chunk.
+        usage: on its last chunk.
+        logprobs: one object for each new token, as the server gives it: token id -> `{"logprob", "rank", ...}`.
+        token_ids: the new tokens, where they were asked for.
+        cumulative_logprob: of the answer so far, where log probabilities were asked for.
+    """
+
+    text: str
+    index: int = 0
+    finish_reason: str | None = None
+    usage: Usage | None = None
+    logprobs: Logprobs | None = None
+    token_ids: tuple[int, ...] | None = None
+    cumulative_logprob: float | None = None
+
+
+@dataclass(frozen=True)
+class Generation:
+    """A whole answer, or the `n` that were asked for: `text` and the others are the first one's."""
+
+    answers: tuple[Chunk, ...]
+
+    @property
+    def text(self) -> str:
+        return self.answers[0].text
+
+    @property
+    def finish_reason(self) -> str | None:
+        return self.answers[0].finish_reason
+
+    @property
+    def usage(self) -> Usage | None:
+        return self.answers[0].usage
+
+    @property
+    def logprobs(self) -> Logprobs | None:
+        return self.answers[0].logprobs
+
+    @property
+    def token_ids(self) -> tuple[int, ...] | None:
+        return self.answers[0].token_ids
+
+
+@dataclass(frozen=True)
+class GenerateOptions:
+    """What goes beside the prompt and the sampling parameters.
+
+    Attributes:
+        version: "" lets the server choose.
+        timeout_s: the server ends the answer then, with what there is and the finish reason "deadline".
+        token_ids: the answer's tokens are wanted, too.
+        tensors: more of the model's inputs by name: `priority`, `client`, `cache_salt`, ...
+    """
+
+    version: str = ""
+    request_id: str = ""
+    timeout_s: float | None = None
+    token_ids: bool = False
+    tensors: Mapping[str, Any] | None = None
+
+
+def generate_request(
+    metadata: ModelMetadata, prompt: Prompt, sampling: Mapping[str, Any], options: GenerateOptions, *, stream: bool
+) -> InferRequest:
+    """The request for an answer to `prompt`.
+
+    Outputs are asked for as far as the model has them: Triton's vLLM backend, say, knows no cached tokens.
+
+    Raises:
+        InputError: the model is no language model, a parameter is no JSON, or an extra input does not fit.
+    """
+    names = {tensor.name for tensor in metadata.inputs}
+    if not {"text_input", "stream", "sampling_parameters"} <= names:
+        valid = ", ".join(map(str, metadata.inputs))
+        raise InputError(f"model {metadata.name!r} is no language model: its inputs are {valid}")
+    inputs = {**_prompt_input(metadata.name, names, prompt), "stream": [stream]}
+    inputs["sampling_parameters"] = [_sampling_json(sampling)]
+    wanted = {f"return_{name}" for name in _ALWAYS} | {"exclude_input_in_output"}
+    if sampling.get("logprobs") is not None:
+        wanted |= {"return_logprobs", "return_cumulative_logprob"}
+    if options.token_ids:
+        wanted.add("return_token_ids")
+    inputs.update({name: [True] for name in wanted & names})
+    timeout_s = options.timeout_s
+    if timeout_s is not None and "deadline_ms" in names:
+        inputs["deadline_ms"] = [timeout_s * 1e3]
+        timeout_s = None
+    inputs.update(_more_inputs(options.tensors or {}))
+    return build_request(
+        metadata, inputs, None, version=options.version, request_id=options.request_id, timeout_s=timeout_s
+    )
+
+
+def _prompt_input(model: str, names: set[str], prompt: Prompt) -> dict[str, Any]:
+    if isinstance(prompt, str):
+        return {"text_input": [prompt]}
+    if "input_ids" not in names:
+        raise InputError(f"model {model!r} takes no token ids, it has no input 'input_ids'; give the prompt as text")
+    ids = np.asarray(prompt)
+    if ids.ndim != 1 or (ids.dtype.kind not in "iu" and ids.size):
+        raise InputError(
+            f"a prompt is text or a flat sequence of token ids, not {type(prompt).__name__} of {ids.dtype} "
+            f"with shape {list(ids.shape)}"
+        )
+    return {"input_ids": ids.astype(np.int64).tolist()}
+
+
+def _sampling_json(sampling: Mapping[str, Any]) -> str:
+    given = {name: value for name, value in sampling.items() if value is not None}
+    try:
+        return json.dumps(given, allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise InputError(f"the sampling parameters {sorted(given)} are no JSON: {error}") from error
+
+
+def _more_inputs(tensors: Mapping[str, Any]) -> dict[str, Any]:
+    for name in tensors:
+        if name in _RESERVED:
+            raise InputError(f"{name!r} cannot be given as one of `tensors`: it is made from the other arguments")
+    given = {name: value for name, value in tensors.items() if value is not None}
+    return {name: [value] if isinstance(value, (str, bytes, int, float)) else value for name, value in given.items()}
+
+
+class ChunkReader:
+    """Reads the responses of one request: what is new of which answer, and when all have ended.
+
+    Attributes:
+        finished: every answer has had its last chunk; or the model does not say, and it ends where the stream does.
+    """
+
+    def __init__(self) -> None:
+        self.finished = False
+        self._ended: set[int] = set()
+
+    def read(self, get: GetOutput) -> list[Chunk]:
+        """The chunks of one response, in the order of the answers; those that ended before give none.
+
+        Raises:
+            ValueError: the response is none of a language model.
+        """
+        texts = get("text_output")
+        if texts is None:
+            raise ValueError("the response has no output 'text_output'")
+        reasons = get("finish_reason") or [None] * len(texts)
+        logprobs, token_ids = get("logprobs"), get("token_ids")
+        sums = get("cumulative_logprob")
+        chunks = []
+        for index, (text, said) in enumerate(zip(texts, reasons, strict=True)):
+            if index in self._ended:
+                continue
+            reason = None if said in (None, "null") else said
+            usage = None
+            if reason is not None:
+                self._ended.add(index)
+                usage = _usage(get, index)
+            if not text and reason is None and token_ids is None and logprobs is None:
+                continue
+            chunks.append(
+                Chunk(
+                    text,
+                    index,
+                    reason,
+                    usage,
+                    json.loads(logprobs[index]) if logprobs else None,
+                    tuple(token_ids) if token_ids is not None else None,
+                    sums[index] if sums else None,
+                )
+            )
+        self.finished = len(self._ended) == len(texts) or reasons[0] is None
+        return chunks
+
+
+def _usage(get: GetOutput, index: int) -> Usage | None:
+    prompt, completion, cached = (get(f"num_{kind}_tokens") for kind in ("input", "output", "cached"))
+    if prompt is None or completion is None:
+        return None
+    return Usage(int(prompt[index]), int(completion[index]), int(cached[index]) if cached else 0)

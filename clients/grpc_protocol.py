@@ -1,0 +1,190 @@
+"""Questions and answers as Triton's protobuf messages. Opens no connection."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from clients.errors import ClientError, DeadlineExceeded, MissingDependency, ServerUnavailable, server_error
+from clients.generation import GetOutput
+from clients.protocol import Arrays, Call, Json, Protocol
+from clients.requests import InferRequest
+from clients.tensors import decode_array, decode_items
+from clients.types import NUMPY_DTYPES
+
+SERVICE = "/inference.GRPCInferenceService"
+STREAM = "ModelStreamInfer"
+# How gRPC's own error begins where no connection could be made: the request never left.
+_NOT_CONNECTED = "failed to connect to all addresses"
+
+CHANNEL_OPTIONS = (
+    # gRPC's own limit is 4 MiB (k03); protobuf's is 2 GiB.
+    ("grpc.max_send_message_length", 2**31 - 1),
+    ("grpc.max_receive_message_length", 2**31 - 1),
+    # Channels of one process to one address share a connection otherwise.
+    ("grpc.use_local_subchannel_pool", 1),
+    # A channel that found no server asks again only after this long, and fails every call until then.
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 1000),
+    ("grpc.max_reconnect_backoff_ms", 1000),
+)
+
+
+@functools.cache
+def messages() -> Any:
+    """The module of Triton's messages, imported when it is first needed.
+
+    Raises:
+        MissingDependency: with the command that installs it.
+    """
+    try:
+        from tritonclient.grpc import service_pb2
+    except ImportError as error:
+        raise MissingDependency(
+            f"this client needs tritonclient ({error}); install it: pip install 'tritonclient[grpc,http]'"
+        ) from error
+    return service_pb2
+
+
+class GrpcProtocol(Protocol):
+    def server_ready(self) -> Call[bool]:
+        return Call("ServerReady", messages().ServerReadyRequest(), lambda answer: bool(answer.ready))
+
+    def model_ready(self, model: str, version: str) -> Call[bool]:
+        request = messages().ModelReadyRequest(name=model, version=version)
+        return Call("ModelReady", request, lambda answer: bool(answer.ready))
+
+    def server_metadata(self) -> Call[Json]:
+        return Call("ServerMetadata", messages().ServerMetadataRequest(), _json)
+
+    def model_names(self) -> Call[list[str]]:
+        request = messages().RepositoryIndexRequest()
+        return Call("RepositoryIndex", request, lambda answer: sorted({str(model.name) for model in answer.models}))
+
+    def model_metadata(self, model: str, version: str) -> Call[Json]:
+        return Call("ModelMetadata", messages().ModelMetadataRequest(name=model, version=version), _json)
+
+    def config(self, model: str, version: str) -> Call[Json]:
+        request = messages().ModelConfigRequest(name=model, version=version)
+        return Call("ModelConfig", request, lambda answer: _json(answer.config))
+
+    def statistics(self, model: str, version: str) -> Call[list[Json]]:
+        request = messages().ModelStatisticsRequest(name=model, version=version)
+        return Call("ModelStatistics", request, lambda answer: list(_json(answer).get("model_stats", [])))
+
+    def infer(self, request: InferRequest) -> Call[Arrays]:
+        shared = {name: place for name, place in (request.outputs or {}).items() if place} if request.outputs else {}
+
+        def parse(answer: Any) -> Arrays:
+            return _arrays(answer, shared)
+
+        return Call("ModelInfer", infer_message(request), parse, repeatable=False)
+
+    def register_region(self, name: str, key: str, byte_size: int) -> Call[None]:
+        request = messages().SystemSharedMemoryRegisterRequest(name=name, key=key, byte_size=byte_size)
+        return Call("SystemSharedMemoryRegister", request, _nothing)
+
+    def unregister_region(self, name: str) -> Call[None]:
+        request = messages().SystemSharedMemoryUnregisterRequest(name=name)
+        return Call("SystemSharedMemoryUnregister", request, _nothing)
+
+
+def multicallable(create: Callable[..., Any], method: str) -> Any:
+    """A remote procedure of a channel; `create` is the channel's `unary_unary` or `unary_stream`.
+
+    A stream of answers is asked for with one request: for the server the client has then said all it has to say, and
+    the stream ends with the answer.
+    """
+    if method == STREAM:
+        request, response = messages().ModelInferRequest, messages().ModelStreamInferResponse
+    else:
+        request, response = getattr(messages(), f"{method}Request"), getattr(messages(), f"{method}Response")
+    return create(
+        f"{SERVICE}/{method}", request_serializer=request.SerializeToString, response_deserializer=response.FromString
+    )
+
+
+def infer_message(request: InferRequest) -> Any:
+    """The `ModelInferRequest`."""
+    message = messages().ModelInferRequest(
+        model_name=request.model, model_version=request.version, id=request.request_id
+    )
+    for tensor in request.inputs:
+        described = message.inputs.add(name=tensor.name, datatype=tensor.datatype, shape=tensor.shape)
+        if isinstance(tensor.data, bytes):
+            message.raw_input_contents.append(tensor.data)
+        else:
+            _set_region(described.parameters, tensor.data)
+    for name, place in (request.outputs or {}).items():
+        wanted = message.outputs.add(name=name)
+        if place is not None:
+            _set_region(wanted.parameters, place)
+    if request.timeout_us is not None:
+        message.parameters["timeout"].int64_param = request.timeout_us
+    return message
+
+
+def _set_region(parameters: Any, place: Any) -> None:
+    parameters["shared_memory_region"].string_param = place.region
+    parameters["shared_memory_byte_size"].int64_param = place.byte_size
+    if place.offset:
+        parameters["shared_memory_offset"].int64_param = place.offset
+
+
+def _arrays(answer: Any, shared: Any) -> Arrays:
+    """Output arrays by name; those in shared memory have no contents in the message."""
+    arrays: Arrays = {}
+    contents = iter(answer.raw_output_contents)
+    for output in answer.outputs:
+        if output.name in shared:
+            next(contents, None)
+            arrays[output.name] = shared[output.name].view(tuple(output.shape))
+        else:
+            arrays[output.name] = decode_array(next(contents), output.datatype, tuple(output.shape))
+    return arrays
+
+
+def _json(message: Any) -> Json:
+    from google.protobuf.json_format import MessageToDict
+
+    answer: Json = MessageToDict(message, preserving_proto_field_name=True)
+    return answer
+
+
+def _nothing(answer: Any) -> None:
+    return None
+
+
+def rpc_error(address: str, status: str, details: str) -> ClientError:
+    """The error of a call that failed with `status`, gRPC's own word for it."""
+    if status == "UNAVAILABLE" and details.startswith(_NOT_CONNECTED):
+        return ServerUnavailable(address, details)
+    if status == "DEADLINE_EXCEEDED":
+        return DeadlineExceeded(status, f"no answer from {address} in time: {details}")
+    return server_error(status, details)
+
+
+def read_stream_message(message: Any) -> GetOutput:
+    """The outputs of one `ModelStreamInferResponse`, decoded when they are asked for.
+
+    Raises:
+        ServerError: the message is an error.
+    """
+    if message.error_message:
+        raise server_error("ERROR", message.error_message)
+    answer = message.infer_response
+    found = {output.name: (output, raw) for output, raw in zip(answer.outputs, answer.raw_output_contents, strict=True)}
+
+    def get(name: str) -> list[Any] | None:
+        if name not in found:
+            return None
+        output, raw = found[name]
+        if output.datatype == "BYTES":
+            return [item.decode("utf-8") for item in decode_items(raw)]
+        values: list[Any] = np.frombuffer(raw, NUMPY_DTYPES[output.datatype]).tolist()
+        return values
+
+    return get
