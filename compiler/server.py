@@ -104,7 +104,7 @@ class TritonServer:
             text=True,
             errors="replace",
             start_new_session=True,  # Ctrl-C reaches us alone; we stop the server in order
-            preexec_fn=_die_with_parent,
+            preexec_fn=die_with_parent,
         )
         self._reader = threading.Thread(target=self._read_log, name="triton-log", daemon=True)
         self._reader.start()
@@ -243,7 +243,7 @@ def server_version(addresses: Addresses) -> str:
         return str(json.load(response)["version"])
 
 
-def _die_with_parent() -> None:
+def die_with_parent() -> None:
     """Runs in the child: if `compile serve` is killed, the kernel stops the server."""
     _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 

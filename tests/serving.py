@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -40,22 +40,30 @@ class Served:
     metrics: str
     models: list[str]
     triton_pid: int
+    openai: str = ""
+    openai_pid: int = 0
 
 
 @contextmanager
-def serve(repository: Path, *arguments: str, **extra: str) -> Iterator[Served]:
-    """Runs `compile serve` on free ports and yields when it is READY; stops it by SIGTERM."""
+def serve(repository: Path, *arguments: str, log: Path | None = None, **extra: str) -> Iterator[Served]:
+    """Runs `compile serve` on free ports and yields when it is READY; stops it by SIGTERM.
+
+    Its stderr goes to `log`: a server that writes much would stop at a pipe that nobody reads.
+    """
     command = [*COMPILE, "serve", str(repository), *FREE_PORTS, "--json", *arguments]
-    process = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment(**extra)
-    )
+    with ExitStack() as stack:
+        stderr = subprocess.PIPE if log is None else stack.enter_context(open(log, "w"))
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=stderr, text=True, env=environment(**extra))
     try:
-        assert process.stdout is not None and process.stderr is not None
+        assert process.stdout is not None
         line = process.stdout.readline()
         if not line.startswith('{"ready"'):
-            raise AssertionError(f"compile serve did not start: {line}{process.stderr.read()}")
+            reason = process.stderr.read() if process.stderr else log.read_text() if log else ""
+            raise AssertionError(f"compile serve did not start: {line}{reason}")
         ready: dict[str, Any] = json.loads(line)
-        yield Served(process, ready["http"], ready["grpc"], ready["metrics"], ready["models"], ready["pid"])
+        addresses = ready["http"], ready["grpc"], ready["metrics"]
+        front = ready.get("openai", ""), ready.get("openai_pid", 0)
+        yield Served(process, *addresses, ready["models"], ready["pid"], *front)
     finally:
         if process.poll() is None:
             process.send_signal(signal.SIGTERM)

@@ -6,14 +6,16 @@ import json
 import signal
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import click
 
 from compiler.cli.common import EXIT_CODES, common, repository_argument
 from compiler.errors import RepositoryError
+
+_WATCH_S = 0.5  # between looks at the processes
 
 
 @click.command("serve", epilog=EXIT_CODES)
@@ -35,10 +37,28 @@ from compiler.errors import RepositoryError
     type=click.FloatRange(1),
     help="Seconds to wait for READY.",
 )
+@click.option(
+    "--openai-port",
+    type=click.IntRange(0, 65535),
+    help="Serve the OpenAI API there, too (see `compile openai`); 0 takes a free one.",
+)
+@click.option(
+    "--openai-api-key-file",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="A file with the key that its clients must send. Or set MODELKILN_API_KEY to the key itself.",
+)
 @click.option("--server-arg", multiple=True, help="A flag to pass on to tritonserver, such as --log-verbose=1.")
 @click.option("--verbose", "-v", is_flag=True, help="Show all of the server's log.")
 @common
-def command(repository: Path, server_arg: tuple[str, ...], verbose: bool, as_json: bool, **ports: Any) -> None:
+def command(
+    repository: Path,
+    openai_port: int | None,
+    openai_api_key_file: Path | None,
+    server_arg: tuple[str, ...],
+    verbose: bool,
+    as_json: bool,
+    **ports: Any,
+) -> None:
     """Serve REPOSITORY on a real tritonserver until interrupted.
 
     The repository is checked first; the addresses are printed when every model is READY.
@@ -47,6 +67,7 @@ def command(repository: Path, server_arg: tuple[str, ...], verbose: bool, as_jso
     \b
     Examples:
       compile serve
+      compile serve --openai-port 9000
       compile serve model_repository --http-port 9000 --grpc-port 9001 --metrics-port 9002
     """
     from compiler.addresses import LOOPBACK, ServerOptions
@@ -74,14 +95,33 @@ def command(repository: Path, server_arg: tuple[str, ...], verbose: bool, as_jso
             err=True,
         )
     try:
-        with _stop_signals(), TritonServer(options, relay) as server:
-            _print_addresses(server, as_json)
-            code = server.wait()
+        with _stop_signals(), TritonServer(options, relay) as server, ExitStack() as stack:
+            front = None
+            if openai_port is not None:
+                front = stack.enter_context(_front_end(options, server.addresses, openai_port, openai_api_key_file))
+            _print_addresses(server, front, as_json)
+            _wait(server, front)
+    except _Stopped:
+        click.echo("stopped", err=True)
+
+
+def _front_end(options: Any, addresses: Any, port: int, key_file: Path | None) -> Any:
+    from compiler.cli.openai import read_key
+    from compiler.front_end import FrontEnd
+
+    return FrontEnd(options.repository, addresses, options.host, port, read_key(key_file))
+
+
+def _wait(server: Any, front: Any) -> NoReturn:
+    """Returns never: raises when one of the processes ends by itself."""
+    while True:
+        code = server.wait(_WATCH_S)
+        if code is not None:
             raise RepositoryError(
                 f"tritonserver ended by itself with code {code}", hint="run with --verbose to see its log"
             )
-    except _Stopped:
-        click.echo("stopped", err=True)
+        if front is not None and (code := front.poll()) is not None:
+            raise RepositoryError(f"the OpenAI front end ended by itself with code {code}")
 
 
 class _Stopped(BaseException):
@@ -101,7 +141,7 @@ def _stop_signals() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _print_addresses(server: Any, as_json: bool) -> None:
+def _print_addresses(server: Any, front: Any, as_json: bool) -> None:
     where, models = server.addresses, sorted(server.log.loaded)
     if as_json:
         result = {
@@ -112,12 +152,16 @@ def _print_addresses(server: Any, as_json: bool) -> None:
             "metrics": where.metrics,
             "pid": server.pid,
         }
+        if front is not None:
+            result |= {"openai": front.url, "openai_pid": front.pid}
         click.echo(json.dumps(result))
     else:
         click.echo(f"READY: {', '.join(models) or 'no models'}")
         click.echo(f"  HTTP     http://{where.http}")
         click.echo(f"  gRPC     {where.grpc}")
         click.echo(f"  metrics  {where.metrics}")
+        if front is not None:
+            click.echo(f"  OpenAI   {front.url}")
     sys.stdout.flush()
 
 

@@ -49,3 +49,13 @@ class Tokenizer(Protocol):
             ModelkilnError: the model has no template, or it fails on these messages.
         """
         ...
+
+    def chat_text(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] = (),
+        add_generation_prompt: bool = True,
+    ) -> str:
+        """Returns the text that `chat` makes tokens of, without further special tokens; raises as `chat` does."""
+        ...

@@ -1,0 +1,164 @@
+"""Chat answers: whole, and as chunks of a stream. Pure."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from clients.openai_server.answers import DONE, TokenLogprob, Usage, event, finish_reason, token_logprobs
+from clients.openai_server.generation import Update
+from clients.openai_server.tool_calls import CallDelta, ToolParser
+
+
+class ChatStream:
+    """Makes the events of one request. First of each answer comes its role, last its reason without content.
+
+    Args:
+        request_id: the `id` of all chunks.
+        num_top: top_logprobs, or None where no log probabilities are wanted.
+        include_usage: an event before the last tells the tokens that were used.
+        parsers: one for each answer where it may call tools, else none.
+    """
+
+    def __init__(
+        self,
+        request_id: str,
+        created: int,
+        model: str,
+        n: int,
+        *,
+        num_top: int | None,
+        include_usage: bool,
+        parsers: Sequence[ToolParser] = (),
+    ) -> None:
+        self._head = {"id": request_id, "object": "chat.completion.chunk", "created": created, "model": model}
+        self._tail = {"usage": None} if include_usage else {}
+        self._include_usage = include_usage
+        self._num_top = num_top
+        self._parsers = parsers
+        self._called = [False] * n
+        self._open = [True] * n
+        self.usage = Usage()
+        # A chunk of text is most of a stream: all but the text is put together once.
+        marked = json.dumps(self._choice(0, {"content": "@"}), separators=(",", ":"))
+        before, self._after = marked.rsplit('"@"', 1)
+        self._before = [before.replace('"choices":[{"index":0', f'"choices":[{{"index":{i}', 1) for i in range(n)]
+
+    def start(self) -> bytes:
+        """Returns the chunks that come before any text."""
+        delta = {"role": "assistant", "content": "", "refusal": None}
+        return b"".join(event(self._choice(index, delta)) for index in range(len(self._open)))
+
+    def update(self, update: Update) -> bytes:
+        """Returns the events of a response, none where nothing can leave.
+
+        Raises:
+            ApiError: an answer was ended by the server.
+        """
+        self.usage = self.usage.with_update(update)
+        parts = []
+        for index, (text, reason) in enumerate(zip(update.texts, update.finish_reasons, strict=True)):
+            if not self._open[index]:
+                continue
+            ended = finish_reason(reason)
+            logprobs = update.logprobs[index] if update.logprobs else ""
+            parts.append(self._text(index, text, logprobs, ended is not None))
+            if ended is not None:
+                self._open[index] = False
+                parts.append(event(self._choice(index, {}, self._reason(index, ended))))
+        return b"".join(parts)
+
+    def finish(self) -> bytes:
+        """Returns what ends the stream."""
+        if not self._include_usage:
+            return DONE
+        return event({**self._head, "choices": [], "usage": self.usage.to_json()}) + DONE
+
+    def _text(self, index: int, text: str, logprobs: str, is_last: bool) -> bytes:
+        if self._parsers:
+            return self._parsed(index, text, is_last)
+        if self._num_top is not None:
+            tokens = token_logprobs(logprobs, self._num_top)
+            if not text and not tokens:
+                return b""
+            return event(self._choice(index, {"content": text}, logprobs=_logprobs(tokens)))
+        if not text:
+            return b""
+        return f"data: {self._before[index]}{json.dumps(text)}{self._after}\n\n".encode()
+
+    def _parsed(self, index: int, text: str, is_last: bool) -> bytes:
+        found = [*self._parsers[index].push(text), *(self._parsers[index].finish() if is_last else ())]
+        events = []
+        for part in found:
+            if isinstance(part, CallDelta):
+                self._called[index] = True
+                events.append(event(self._choice(index, {"tool_calls": [part.to_json()]})))
+            else:
+                events.append(event(self._choice(index, {"content": part})))
+        return b"".join(events)
+
+    def _reason(self, index: int, reason: str) -> str:
+        return self._parsers[index].finish_reason if self._called[index] and reason == "stop" else reason
+
+    def _choice(
+        self, index: int, delta: dict[str, Any], reason: str | None = None, logprobs: dict[str, Any] | None = None
+    ) -> dict[str, Any]:
+        choice = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": reason}
+        return {**self._head, "choices": [choice], **self._tail}
+
+
+def chat_response(
+    request_id: str,
+    created: int,
+    model: str,
+    update: Update,
+    *,
+    num_top: int | None,
+    new_parser: Callable[[], ToolParser] | None,
+) -> dict[str, Any]:
+    """Returns the whole answer.
+
+    Raises:
+        ApiError: an answer was ended by the server.
+    """
+    choices = []
+    for index, (text, reason) in enumerate(zip(update.texts, update.finish_reasons, strict=True)):
+        message, called = _message(text, new_parser() if new_parser else None)
+        tokens = None if num_top is None else token_logprobs(update.logprobs[index], num_top)
+        ended = finish_reason(reason)
+        choices.append(
+            {
+                "index": index,
+                "message": message,
+                "logprobs": None if tokens is None else _logprobs(tokens),
+                "finish_reason": called if called and ended == "stop" else ended,
+            }
+        )
+    return {
+        "id": request_id,
+        "object": "chat.completion",
+        "created": created,
+        "model": model,
+        "choices": choices,
+        "usage": Usage().with_update(update).to_json(),
+    }
+
+
+def _message(text: str, parser: ToolParser | None) -> tuple[dict[str, Any], str]:
+    """Returns the message of an answer, and the finish reason that its calls give it or an empty string."""
+    message: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None}
+    if parser is None:
+        return message, ""
+    parts = [*parser.push(text), *parser.finish()]
+    calls = [part for part in parts if isinstance(part, CallDelta)]
+    content = "".join(part for part in parts if isinstance(part, str))
+    if not calls:
+        return {**message, "content": content}, ""
+    made = [{key: value for key, value in call.to_json().items() if key != "index"} for call in calls]
+    return {**message, "content": content or None, "tool_calls": made}, parser.finish_reason
+
+
+def _logprobs(tokens: Sequence[TokenLogprob]) -> dict[str, Any]:
+    content = [{**token.to_json(), "top_logprobs": [top.to_json() for top in token.top]} for token in tokens]
+    return {"content": content, "refusal": None}

@@ -1,0 +1,180 @@
+"""The models that are served: what Triton has ready, with the tokenizers that the repository has for them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+from backends.llm.engine.load import stored_settings
+from backends.llm.tokenizers import Tokenizer, load_tokenizer
+from clients.openai_server.errors import ApiError, model_not_found
+from clients.openai_server.triton import Triton
+from compiler.errors import ModelkilnError
+
+log = logging.getLogger("modelkiln.openai")
+
+_FRESH_S = 2.0  # how long the list of models is taken as it is
+_TYPE_STRING, _TYPE_FP32 = 13, 11  # inference::DataType
+
+
+@dataclass(frozen=True)
+class LanguageModel:
+    """A model that answers prompts.
+
+    Attributes:
+        max_model_len: tokens of prompt and answer together, or None where the version does not say.
+        longest_token: bytes of the longest one, for a bound on how many tokens a text has at least.
+    """
+
+    name: str
+    version: str
+    created: int
+    tokenizer: Tokenizer
+    longest_token: int
+    max_model_len: int | None
+
+    def check_length(self, text: str, param: str) -> None:
+        """Refuses a text that cannot fit, before it costs seconds to be made tokens of."""
+        at_least = len(text) // max(1, self.longest_token)
+        if self.max_model_len is not None and at_least > self.max_model_len:
+            raise ApiError(
+                400,
+                f"the prompt has {len(text)} characters, so {at_least} tokens or more; the model's context is "
+                f"{self.max_model_len} tokens",
+                param=param,
+                code="context_length_exceeded",
+            )
+
+
+@dataclass(frozen=True)
+class EmbeddingModel:
+    """A model with one text input and one vector output.
+
+    Attributes:
+        max_batch_size: 0 where the model does not batch.
+        extra_dims: dimensions of the input behind the batch, all 1.
+    """
+
+    name: str
+    version: str
+    created: int
+    input_name: str
+    output_name: str
+    max_batch_size: int
+    extra_dims: tuple[int, ...]
+
+
+Model = LanguageModel | EmbeddingModel
+
+
+class Models:
+    """What is served now. The list follows Triton: it is asked again when the last answer is two seconds old."""
+
+    def __init__(self, triton: Triton, repository: Path) -> None:
+        self._triton = triton
+        self._repository = repository
+        self._versions: Mapping[str, str] = {}
+        self._models: dict[tuple[str, str], Model | None] = {}
+        self._asked_at = float("-inf")
+        self._refreshing: asyncio.Task[None] | None = None
+
+    async def served(self) -> list[Model]:
+        """Returns all models.
+
+        Raises:
+            ApiError: Triton does not answer.
+        """
+        await self._refresh()
+        return [model for key in sorted(self._versions.items()) if (model := self._models.get(key))]
+
+    async def language_model(self, name: str) -> LanguageModel:
+        """Returns a model by its name.
+
+        Raises:
+            ApiError: there is none, or Triton does not answer.
+        """
+        return cast(LanguageModel, await self._find(name, LanguageModel, "prompts"))
+
+    async def embedding_model(self, name: str) -> EmbeddingModel:
+        """Returns a model by its name; raises as `language_model`."""
+        return cast(EmbeddingModel, await self._find(name, EmbeddingModel, "texts to embed"))
+
+    async def _find(self, name: str, kind: type[Model], takes: str) -> Model:
+        found = self._known(name)
+        if found is None:
+            await self._refresh()
+            found = self._known(name)
+        elif time.monotonic() - self._asked_at > _FRESH_S:
+            self._start_refresh()  # this request goes to the version that was known
+        if isinstance(found, kind):
+            return found
+        if found is not None:
+            raise ApiError(400, f"the model {name!r} takes no {takes}", param="model", code="model_not_supported")
+        raise model_not_found(name, [m.name for m in await self.served() if isinstance(m, kind)])
+
+    def _known(self, name: str) -> Model | None:
+        version = self._versions.get(name)
+        return None if version is None else self._models.get((name, version))
+
+    async def _refresh(self) -> None:
+        if time.monotonic() - self._asked_at > _FRESH_S:
+            # Others may wait for the same task: one that gives up must not take it away from them.
+            await asyncio.shield(self._start_refresh())
+
+    def _start_refresh(self) -> asyncio.Task[None]:
+        if self._refreshing is None or self._refreshing.done():
+            self._refreshing = asyncio.create_task(self._ask())
+            self._refreshing.add_done_callback(lambda task: task.cancelled() or task.exception())
+        return self._refreshing
+
+    async def _ask(self) -> None:
+        versions = await self._triton.ready_versions()
+        for key in versions.items():
+            if key not in self._models:
+                config = await self._triton.config(*key)
+                self._models[key] = await asyncio.to_thread(_model_from_config, self._repository, *key, config)
+        self._models = {key: self._models[key] for key in versions.items()}
+        self._versions = versions
+        self._asked_at = time.monotonic()
+
+
+def _model_from_config(repository: Path, name: str, version: str, config: Any) -> Model | None:
+    """Returns a model, or None for one that this API has no use for."""
+    folder = repository / name / version
+    created = int(folder.stat().st_mtime) if folder.is_dir() else 0
+    if "text_output" in {o.name for o in config.output} and "input_ids" in {i.name for i in config.input}:
+        return _language_model(folder, name, version, created)
+    needed = [i for i in config.input if not i.optional]
+    is_text = len(needed) == 1 and needed[0].data_type == _TYPE_STRING and all(d in (1, -1) for d in needed[0].dims)
+    is_vector = len(config.output) == 1 and config.output[0].data_type == _TYPE_FP32 and len(config.output[0].dims) > 0
+    if not (is_text and is_vector):
+        return None
+    batches = config.max_batch_size > 0
+    extra = tuple(needed[0].dims) if batches else tuple(needed[0].dims)[1:]
+    dims = (1,) * len(extra)
+    return EmbeddingModel(name, version, created, needed[0].name, config.output[0].name, config.max_batch_size, dims)
+
+
+def _language_model(folder: Path, name: str, version: str, created: int) -> LanguageModel | None:
+    try:
+        stored = stored_settings(folder)
+        tokenizer = load_tokenizer(folder / stored["model"] if "model" in stored else folder)
+    except ModelkilnError as error:
+        log.error("model %s version %s is not served: %s", name, version, error)
+        return None
+    longest = max((len(tokenizer.token_bytes(i)) for i in range(tokenizer.vocab_size)), default=1)
+    return LanguageModel(name, version, created, tokenizer, longest, _max_model_len(folder))
+
+
+def _max_model_len(folder: Path) -> int | None:
+    try:
+        found = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))["llm"]["max_model_len"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return found if type(found) is int else None

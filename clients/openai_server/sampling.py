@@ -1,0 +1,97 @@
+"""A request's fields as the engine's sampling parameters and options. Pure."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from clients.openai_server.errors import ApiError
+from clients.openai_server.schemas import ChatRequest, CompletionRequest, NamedTool, Sampling
+from clients.openai_server.tool_calls import required_schema
+
+# Taken over by name where they are given.
+_SAME = (
+    "n",
+    "presence_penalty",
+    "frequency_penalty",
+    "seed",
+    "stop",
+    "logit_bias",
+    "top_k",
+    "min_p",
+    "repetition_penalty",
+    "min_tokens",
+    "stop_token_ids",
+    "ignore_eos",
+    "include_stop_str_in_output",
+    "skip_special_tokens",
+    "structured_outputs",
+)
+
+
+def chat_sampling(request: ChatRequest) -> dict[str, Any]:
+    """Returns the parameters of a chat; by default the answer may be as long as the context has room for."""
+    found = _sampling(request, request.max_completion_tokens or request.max_tokens or 2**31 - 1)
+    if request.top_logprobs is not None and not request.logprobs:
+        raise ApiError(400, "top_logprobs needs logprobs: true", param="top_logprobs")
+    if request.logprobs:
+        found["logprobs"] = request.top_logprobs or 0
+    structured = _structured(request)
+    if structured and request.structured_outputs:
+        raise ApiError(
+            400, "structured_outputs goes with neither response_format nor a forced tool", param="structured_outputs"
+        )
+    if structured:
+        found["structured_outputs"] = structured
+    return found
+
+
+def completion_sampling(request: CompletionRequest) -> dict[str, Any]:
+    """Returns the parameters of a completion."""
+    if request.echo and request.logprobs is not None:
+        raise ApiError(400, "echo goes without logprobs: those of a prompt are not given", param="echo")
+    found = _sampling(request, 16 if request.max_tokens is None else request.max_tokens)
+    if request.logprobs is not None:
+        found["logprobs"] = request.logprobs
+    return found
+
+
+def options(request: Sampling) -> dict[str, Any]:
+    """Returns the inputs beside the sampling parameters."""
+    return {
+        "priority": request.priority,
+        "client": request.user,
+        "cache_salt": request.cache_salt,
+        "deadline_ms": None if request.deadline_ms is None else float(request.deadline_ms),
+    }
+
+
+def _sampling(request: Sampling, max_tokens: int) -> dict[str, Any]:
+    found = {name: value for name in _SAME if (value := getattr(request, name)) is not None}
+    # The API's defaults; the engine's own is greedy.
+    found["temperature"] = 1.0 if request.temperature is None else request.temperature
+    found["top_p"] = 1.0 if request.top_p is None else request.top_p
+    found["max_tokens"] = max_tokens
+    return found
+
+
+def _structured(request: ChatRequest) -> dict[str, Any] | None:
+    """Returns what the answer's form must be, from the tool that is forced or the response format."""
+    functions = {tool.function.name: tool.function.parameters for tool in request.tools or ()}
+    choice = request.tool_choice
+    if isinstance(choice, NamedTool):
+        if choice.function.name not in functions:
+            allowed = ", ".join(functions) or "none: there are no tools"
+            raise ApiError(400, f"tool_choice names {choice.function.name!r}; allowed: {allowed}", param="tool_choice")
+        return {"json": functions[choice.function.name] or {"type": "object"}}
+    if choice == "required":
+        if not functions:
+            raise ApiError(400, "tool_choice is 'required' and there are no tools", param="tool_choice")
+        return {"json": required_schema(list(functions.items()))}
+    form = request.response_format
+    if form is None or form.type == "text":
+        return None
+    if form.type == "json_object":
+        return {"json_object": True}
+    if form.json_schema.schema_ is None:
+        raise ApiError(400, "response_format.json_schema.schema is missing", param="response_format.json_schema.schema")
+    return {"json": form.json_schema.schema_}
