@@ -62,9 +62,14 @@ def read_folder(spec: ModelSpec, source: HuggingFaceSource) -> ModelFolder:
     return read_model_folder(path, source.huggingface)
 
 
-def read_model_folder(path: Path, shown: str) -> ModelFolder:
-    """Reads `config.json` of a folder and finds its weight files, as `read_folder` does; `shown` names it in errors."""
-    config = read_config(path, shown)
+def read_model_folder(path: Path, shown: str, *, quantised: bool = False) -> ModelFolder:
+    """Reads `config.json` of a folder and finds its weight files, as `read_folder` does.
+
+    Args:
+        shown: how errors name the folder.
+        quantised: take a config with 'quantization_config' too; the caller knows its tensors.
+    """
+    config = read_config(path, shown, quantised=quantised)
     for one, index, pattern in (SAFETENSORS, PICKLES):
         names, named, has_index = _weight_files(path, one, index, pattern, shown)
         if names:
@@ -75,10 +80,12 @@ def read_model_folder(path: Path, shown: str) -> ModelFolder:
     )
 
 
-def read_config(path: Path, shown: str) -> dict[str, Any]:
-    """Returns the content of a folder's `config.json`, which names no code and no quantisation."""
+def read_config(path: Path, shown: str, *, quantised: bool = False) -> dict[str, Any]:
+    """Returns the content of a folder's `config.json`, which names no code, and quantisation only where it may."""
     config = read_json(path, CONFIG, shown)
     _refuse_code(config, shown)
+    if not quantised:
+        _refuse_quantised(config, shown)
     return config
 
 
@@ -178,6 +185,9 @@ def _refuse_code(config: dict[str, Any], shown: str) -> None:
                 pending.append((f"{place}{key}.", child))
         elif isinstance(value, list):
             pending += [(place, child) for child in value]
+
+
+def _refuse_quantised(config: dict[str, Any], shown: str) -> None:
     if "quantization_config" in config:
         quantization = config["quantization_config"]
         method = str(quantization.get("quant_method", "unnamed") if isinstance(quantization, dict) else quantization)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -40,15 +40,15 @@ class SafetensorsFile:
     tensors: Mapping[str, StoredTensor]
     _file: BinaryIO
 
-    def read(self, name: str) -> npt.NDArray[Any]:
+    def read(self, name: str, allowed: Sequence[str] = DTYPES) -> npt.NDArray[Any]:
         """Returns a copy of a tensor.
 
         Raises:
-            ModelRefused: its type is not one that models are computed with, or the file was made shorter.
+            ModelRefused: its type is not one of those allowed, or the file was made shorter.
         """
         tensor = self.tensors[name]
-        if tensor.dtype not in DTYPES:
-            raise ModelRefused(f"{self.shown}: tensor '{name}' has the type {tensor.dtype}; allowed: {one_of(DTYPES)}")
+        if tensor.dtype not in allowed:
+            raise ModelRefused(f"{self.shown}: tensor '{name}' has the type {tensor.dtype}; allowed: {one_of(allowed)}")
         data = read_bytes(self._file, tensor.offset, tensor.nbytes, f"{self.shown}: tensor '{name}'")
         values: npt.NDArray[Any] = data.view(plain_dtype(tensor.dtype)).reshape(tensor.shape)
         return values

@@ -31,9 +31,9 @@ def read_bytes(file: BinaryIO, offset: int, nbytes: int, shown: str) -> npt.NDAr
 
 
 def plain_dtype(name: str) -> Any:
-    """Returns numpy's type for "F32", "F16" or "BF16"."""
+    """Returns numpy's type for "F32", "F16", "BF16" or "I32"."""
     if name == "BF16":
         import ml_dtypes
 
         return ml_dtypes.bfloat16
-    return {"F32": "<f4", "F16": "<f2"}[name]
+    return {"F32": "<f4", "F16": "<f2", "I32": "<i4"}[name]

@@ -185,8 +185,8 @@ def test_other_types_of_numbers_are_refused_by_tensor(tmp_path: Path) -> None:
 
 def test_quantised_folders_pickles_and_code_are_refused_by_name(tmp_path: Path) -> None:
     folder = _saved(tmp_path)
-    quantised = _refusal(_edit(folder, quantization_config={"quant_method": "gptq", "bits": 4}))
-    assert "'quantization_config': its weights are not plain tensors (gptq)" in quantised
+    quantised = _refusal(_edit(folder, quantization_config={"quant_method": "bitsandbytes", "bits": 4}))
+    assert "'quantization_config' has the quant_method 'bitsandbytes'; allowed: awq, gptq" in quantised
     _edit(folder, quantization_config=None, auto_map={"AutoModel": "code.Model"})
     assert "auto_map" in _refusal(folder)
     _edit(folder, auto_map=None)
