@@ -22,6 +22,7 @@ from backends.llm.engine.step_sampling import sample_step
 from backends.llm.errors import InvalidRequest, RequestRefused
 from backends.llm.runners.base import ModelRunner
 from backends.llm.sampling.answer import Answer, AnswerDelta
+from backends.llm.sampling.grammar import Grammars
 from backends.llm.sampling.ngram import NgramProposer
 from backends.llm.sampling.params import SamplingParams
 from backends.llm.sampling.randomness import seed_from_request_id
@@ -62,6 +63,7 @@ class LLMEngine:
         self.scheduler = Scheduler(config, kv_cache)
         self._sequences: dict[RequestId, AnswerSequence] = {}
         self._groups: dict[str, Group] = {}
+        self._grammars = Grammars(tokenizer, runner.vocab_size)
         self._step_times = StepCosts()
         self._speculator = Speculator(NgramProposer(), num_draft_tokens) if num_draft_tokens else None
         self._num_steps = self._num_computed = self._num_output = 0
@@ -85,6 +87,18 @@ class LLMEngine:
     @property
     def has_requests(self) -> bool:
         return bool(self._groups)
+
+    def compile_grammar(self, params: SamplingParams) -> None:
+        """Compiles what `params.structured_outputs` asks for, so that `add_request` finds it; safe for threads.
+
+        Called by the thread that brings a request, it keeps the engine's thread free: a large schema takes some 100 ms,
+        the first of a model's life, which makes the library's vocabulary, a second.
+
+        Raises:
+            InvalidRequest: the grammar is not taken.
+        """
+        if params.structured_outputs is not None:
+            self._grammars.compile(params.structured_outputs)
 
     def add_request(
         self,
@@ -158,7 +172,7 @@ class LLMEngine:
             return outputs
         started_ns = self._clock_ns()
         logits = self._runner.execute(output).logits
-        sampled, errors = sample_step(output, logits, self._sequences)
+        sampled, errors = sample_step(output, logits, self._sequences, self._grammars)
         seconds = (self._clock_ns() - started_ns) / 1e9
         self._step_times = self._step_times.observed(output.num_tokens, seconds)
         if self._speculator:
@@ -221,12 +235,15 @@ class LLMEngine:
             num_draft_tokens=self._speculator.controller.num_drafts if self._speculator else 0,
             num_accepted_tokens=self._speculator.controller.num_accepted if self._speculator else 0,
             num_drafts=self._speculator.controller.num_proposals if self._speculator else 0,
+            num_masks=self._grammars.num_masks,
+            mask_seconds=self._grammars.mask_seconds,
         )
 
     def close(self) -> None:
         """Ends all requests and frees the model and the cache."""
         for request_id in list(self._groups):
             self.abort(request_id)
+        self._grammars.close()
         self._runner.close()
 
     def _run(self, groups: Sequence[Group], progress: bool) -> None:
@@ -252,6 +269,7 @@ class LLMEngine:
 
     def _sequence(self, group: Group, index: int, request: Request) -> AnswerSequence:
         params = group.params
+        wanted = params.structured_outputs
         seed = seed_from_request_id(group.request_id) if params.seed is None else params.seed
         state = SamplerState(
             params,
@@ -259,6 +277,7 @@ class LLMEngine:
             seed=seed,
             sample_index=index,
             stop_token_ids=request.stop_token_ids,
+            matcher=self._grammars.compile(wanted, ignore_eos=params.ignore_eos) if wanted else None,
         )
         return AnswerSequence(group, index, request, state, Answer(params, self.tokenizer))
 
@@ -282,7 +301,11 @@ class LLMEngine:
         """Brings an answer up to date with the tokens of a step."""
         sequence = self._sequences[update.request.request_id]
         self._start_held(sequence.group)
-        delta = sequence.answer.add(update.new_token_ids, sampled.logprobs, update.request.finish_reason)
+        # Drafts may have gone beyond the token that ends the answer for the scheduler.
+        is_complete = sampled.is_complete and len(update.new_token_ids) == len(sampled.token_ids)
+        delta = sequence.answer.add(
+            update.new_token_ids, sampled.logprobs, update.request.finish_reason, is_complete=is_complete
+        )
         if self._speculator:
             self._speculator.advanced(sequence, update.num_accepted_drafts)
         self._num_output += len(delta.token_ids)

@@ -73,6 +73,7 @@ class EngineStats:
         num_output_tokens: tokens of answers.
         num_draft_tokens, num_accepted_tokens: of speculation.
         num_drafts: how often a request had draft tokens in a step.
+        num_masks, mask_seconds: rows of logits that a grammar masked, and the time that computing the masks took.
     """
 
     scheduler: SchedulerStats
@@ -82,6 +83,8 @@ class EngineStats:
     num_draft_tokens: int
     num_accepted_tokens: int
     num_drafts: int = 0
+    num_masks: int = 0
+    mask_seconds: float = 0.0
 
     @property
     def acceptance_rate(self) -> float | None:

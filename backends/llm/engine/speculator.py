@@ -46,7 +46,10 @@ class Speculator:
         known = [request_id for request_id in decoding if request_id in self._known]
         plan = self.controller.plan(known)
         for request_id, draft in self._proposer.propose(plan).items():
-            sequences[request_id].draft = draft
+            sequence = sequences[request_id]
+            matcher = sequence.sampler.matcher
+            # What the grammar does not allow is not worth its time in the step.
+            sequence.draft = draft if matcher is None else draft.first(matcher.num_allowed(draft.token_ids))
 
     def remove(self, request_id: RequestId) -> None:
         """Forgets a sequence."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 import numpy.typing as npt
@@ -10,6 +10,7 @@ import numpy.typing as npt
 from backends.llm.engine.outputs import RequestId, SchedulerOutput
 from backends.llm.engine.sequences import Sequence
 from backends.llm.errors import LogitsError
+from backends.llm.sampling.grammar import Grammars, Mask, MaskRequest
 from backends.llm.sampling.logprobs import prompt_logprobs
 from backends.llm.sampling.sampler import Sampled, SampleRequest, sample
 
@@ -17,12 +18,13 @@ Logits = npt.NDArray[np.float32]
 
 
 def sample_step(
-    output: SchedulerOutput, logits: Logits, sequences: Mapping[RequestId, Sequence]
+    output: SchedulerOutput, logits: Logits, sequences: Mapping[RequestId, Sequence], grammars: Grammars
 ) -> tuple[dict[RequestId, Sampled], dict[RequestId, LogitsError]]:
     """Chooses the next tokens of all requests that this step brings up to date.
 
     Args:
         logits: [output.num_logits, vocab_size].
+        grammars: make the masks of all answers that have a grammar, at once.
 
     Returns:
         The tokens by request, and the errors of those that have none.
@@ -50,6 +52,9 @@ def sample_step(
             rows.append(mine[len(mine) - ask.num_rows :])
     if not wanted:
         return {}, errors
+    wanted, rows = _masked(wanted, rows, grammars, errors)
+    if not wanted:
+        return {}, errors
     # The rows of a step without prompt logits are just the ones to sample: nothing is copied then.
     used = logits if sum(len(r) for r in rows) == len(logits) else np.concatenate(rows)
     sampled: dict[RequestId, Sampled] = {}
@@ -59,6 +64,28 @@ def sample_step(
         else:
             sampled[request_id] = result
     return sampled, errors
+
+
+def _masked(
+    wanted: list[tuple[RequestId, SampleRequest]],
+    rows: list[Logits],
+    grammars: Grammars,
+    errors: dict[RequestId, LogitsError],
+) -> tuple[list[tuple[RequestId, SampleRequest]], list[Logits]]:
+    """Returns the requests with their grammars' masks, and their rows; those whose grammar failed go to the errors."""
+    asks = [MaskRequest(ask.state.matcher, ask.draft.token_ids) for _, ask in wanted if ask.state.matcher is not None]
+    if not asks:
+        return wanted, rows
+    masks: Iterator[Mask | LogitsError] = iter(grammars.masks(asks))
+    kept, kept_rows = [], []
+    for (request_id, ask), mine in zip(wanted, rows, strict=True):
+        mask = next(masks) if ask.state.matcher is not None else None
+        if isinstance(mask, LogitsError):
+            errors[request_id] = mask
+            continue
+        kept.append((request_id, ask._replace(allowed_tokens=mask)))
+        kept_rows.append(mine)
+    return kept, kept_rows
 
 
 def _keep_prompt_logprobs(sequence: Sequence, start: int, logits: Logits) -> None:

@@ -76,6 +76,8 @@ class Answer:
         token_ids: Sequence[int],
         logprobs: Sequence[TokenLogprobs] | None = None,
         finish_reason: FinishReason | None = None,
+        *,
+        is_complete: bool = False,
     ) -> AnswerDelta:
         """Takes the tokens of one step.
 
@@ -86,6 +88,7 @@ class Answer:
             logprobs: as the sampler gives them, at least as many; None where none were asked for.
             finish_reason: why the last of the tokens is the answer's last, or None. With STOP it is a stop token, whose
                 text is left out unless `include_stop_str_in_output`.
+            is_complete: the answer's grammar ends with the last of the tokens, which is part of the text.
         """
         assert self.finish_reason is None, "an answer that ended gets no more tokens"
         pieces = []
@@ -104,6 +107,8 @@ class Answer:
                 self.stop_reason = self._stops.matched
                 finish_reason = FinishReason.STOP
                 break
+        if is_complete:
+            finish_reason = FinishReason.STOP
         return self._delta(pieces, tuple(token_ids[:count]), self._take(logprobs, count), finish_reason)
 
     def finish(self, reason: FinishReason) -> AnswerDelta:

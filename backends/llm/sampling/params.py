@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from backends.llm.errors import InvalidRequest
+from backends.llm.sampling.structured_outputs import StructuredOutputs, structured_outputs_from
 
 MAX_ANSWERS = 128
 MAX_LOGPROBS = 20
@@ -38,6 +39,8 @@ class SamplingParams:
         prompt_logprobs: the same for the prompt's tokens.
         include_stop_str_in_output, skip_special_tokens: of the text.
         logit_bias: added to the logits, by token, -100 to 100.
+        structured_outputs: a language that the answer belongs to; the JSON form of `structured_outputs_from` is taken
+            too. The answer ends where its grammar is complete, also before `min_tokens`.
 
     Raises:
         InvalidRequest: a value has the wrong type or is out of range; `param` is the field's name.
@@ -62,6 +65,7 @@ class SamplingParams:
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
     logit_bias: Mapping[int, float] = field(default_factory=dict)
+    structured_outputs: StructuredOutputs | None = None
 
     def __post_init__(self) -> None:
         _check_integer("n", self.n, 1, MAX_ANSWERS)
@@ -86,6 +90,8 @@ class SamplingParams:
         object.__setattr__(self, "stop", _stop_strings(self.stop))
         object.__setattr__(self, "stop_token_ids", _stop_tokens(self.stop_token_ids))
         object.__setattr__(self, "logit_bias", _logit_bias(self.logit_bias))
+        if self.structured_outputs is not None:
+            object.__setattr__(self, "structured_outputs", structured_outputs_from(self.structured_outputs))
 
     @property
     def greedy(self) -> bool:

@@ -49,10 +49,12 @@ class Sampled(NamedTuple):
     Attributes:
         token_ids: not empty.
         logprobs: one for each token where `params.logprobs` asks for them, else None.
+        is_complete: the grammar ends with the last of them.
     """
 
     token_ids: tuple[int, ...]
     logprobs: tuple[TokenLogprobs, ...] | None = None
+    is_complete: bool = False
 
     @property
     def num_accepted(self) -> int:
@@ -102,9 +104,10 @@ def _sample_one(logits: Floats, winners: list[int], finite: list[bool], request:
         token_ids.append(token_id)
         if state.params.logprobs is not None:
             logprobs.append(token_logprobs(logits[row], token_id, state.params.logprobs))
-        if not accepted:
+        if not accepted or state.is_complete:
             break
-    return Sampled(tuple(token_ids), tuple(logprobs) if state.params.logprobs is not None else None)
+    kept = tuple(logprobs) if state.params.logprobs is not None else None
+    return Sampled(tuple(token_ids), kept, state.is_complete)
 
 
 def _choose(logits: Floats, winner: int, request: SampleRequest, row: int) -> tuple[int, bool]:
@@ -112,7 +115,7 @@ def _choose(logits: Floats, winner: int, request: SampleRequest, row: int) -> tu
     state = request.state
     drafts = request.draft
     draft_token_id = drafts.token_ids[row] if row < len(drafts.token_ids) else None
-    if state.adjusts or request.allowed_tokens is not None:
+    if state.adjusts or not _is_unmasked(request, row, winner):
         logits = _adjusted(logits, request, row)
         winner = int(logits.argmax())
         if not np.isfinite(logits[winner]):
@@ -129,6 +132,15 @@ def _choose(logits: Floats, winner: int, request: SampleRequest, row: int) -> tu
         return verify_certain(target, draft_token_id, state.uniform(Purpose.TOKEN))
     accept, resample = state.uniform(Purpose.ACCEPT), state.uniform(Purpose.RESAMPLE)
     return verify_drawn(target, draft_token_id, drafts.probabilities[row], accept, resample)
+
+
+def _is_unmasked(request: SampleRequest, row: int, winner: int) -> bool:
+    """A grammar's mask need not be applied: there is none, or the most likely token is wanted and it is allowed."""
+    mask = request.allowed_tokens
+    if mask is None:
+        return True
+    word = winner // 32  # a mask may be narrower than the logits, whose padding is not allowed then
+    return request.state.params.greedy and word < mask.shape[1] and bool(mask[row, word] >> winner % 32 & 1)
 
 
 def _adjusted(logits: Floats, request: SampleRequest, row: int) -> Floats:

@@ -7,6 +7,7 @@ from collections.abc import Collection, Sequence
 import numpy as np
 import numpy.typing as npt
 
+from backends.llm.sampling.grammar import Matcher
 from backends.llm.sampling.params import SamplingParams
 from backends.llm.sampling.penalties import TokenCounts
 from backends.llm.sampling.randomness import Purpose, uniform
@@ -17,6 +18,7 @@ class SamplerState:
 
     Attributes:
         params: checked against the vocabulary already.
+        matcher: how far the answer is in its grammar; None where it has none.
     """
 
     def __init__(
@@ -27,6 +29,7 @@ class SamplerState:
         seed: int,
         sample_index: int = 0,
         stop_token_ids: Collection[int] = (),
+        matcher: Matcher | None = None,
     ) -> None:
         """
         Args:
@@ -37,6 +40,7 @@ class SamplerState:
             stop_token_ids: all that end the answer, the model's own among them; impossible before `params.min_tokens`.
         """
         self.params = params
+        self.matcher = matcher
         self._seed = seed
         self._sample_index = sample_index
         self._num_prompt_tokens = len(prompt_token_ids)
@@ -58,11 +62,22 @@ class SamplerState:
         return self._counts is not None or len(self._bias_ids) > 0 or self._bans_stop_tokens
 
     @property
+    def is_complete(self) -> bool:
+        """The answer has come to the end of its grammar."""
+        return self.matcher is not None and self.matcher.is_complete
+
+    @property
     def _bans_stop_tokens(self) -> bool:
         return self._num_output_tokens < self.params.min_tokens and len(self._stop_ids) > 0
 
     def append(self, token_id: int) -> None:
-        """Takes note of the answer's next token."""
+        """Takes note of the answer's next token.
+
+        Raises:
+            LogitsError: the grammar cannot follow.
+        """
+        if self.matcher is not None:
+            self.matcher.accept(token_id)
         self._num_output_tokens += 1
         if self._counts is not None:
             self._counts.add(token_id)
