@@ -41,7 +41,7 @@ class AsyncTritonClient(ClientCore, ABC):
         return await self._run(self._protocol.server_metadata())
 
     async def model_names(self) -> list[str]:
-        """Names of the models in the repository, ready or not."""
+        """Names of the models that are loaded."""
         return await self._run(self._protocol.model_names())
 
     async def metadata(self, model: str, version: str = "") -> ModelMetadata:

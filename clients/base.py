@@ -53,7 +53,7 @@ class TritonClient(ABC):
 
     @abstractmethod
     def model_names(self) -> list[str]:
-        """Names of the models in the repository, ready or not."""
+        """Names of the models that are loaded."""
 
     def metadata(self, model: str, version: str = "") -> ModelMetadata:
         """Inputs and outputs of `model`, asked for once and remembered.

@@ -30,15 +30,14 @@ class GrpcClient(TritonClient):
         return config
 
     def statistics(self, model: str, version: str = "") -> list[Json]:
-        return list(self._call("get_inference_statistics", model, version, as_json=True)["model_stats"])
+        return list(self._call("get_inference_statistics", model, version, as_json=True).get("model_stats", []))
 
     def server_metadata(self) -> Json:
         answer: Json = self._call("get_server_metadata", as_json=True)
         return answer
 
     def model_names(self) -> list[str]:
-        models = self._call("get_model_repository_index", as_json=True).get("models", [])
-        return sorted({str(model["name"]) for model in models})
+        return sorted({str(counters["name"]) for counters in self.statistics("")})
 
     def _model_metadata(self, model: str, version: str) -> Json:
         answer: Json = self._call("get_model_metadata", model, version, as_json=True)

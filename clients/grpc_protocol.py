@@ -61,8 +61,11 @@ class GrpcProtocol(Protocol):
         return Call("ServerMetadata", messages().ServerMetadataRequest(), _json)
 
     def model_names(self) -> Call[list[str]]:
-        request = messages().RepositoryIndexRequest()
-        return Call("RepositoryIndex", request, lambda answer: sorted({str(model.name) for model in answer.models}))
+        # The repository's index is behind an admin key.
+        request = messages().ModelStatisticsRequest()
+        return Call(
+            "ModelStatistics", request, lambda answer: sorted({str(model.name) for model in answer.model_stats})
+        )
 
     def model_metadata(self, model: str, version: str) -> Call[Json]:
         return Call("ModelMetadata", messages().ModelMetadataRequest(name=model, version=version), _json)

@@ -8,15 +8,18 @@ import signal
 import subprocess
 import sys
 import threading
+import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from queue import Empty, Queue
 
 from compiler.addresses import Addresses
 from compiler.errors import EnvironmentLacks
-from compiler.server import die_with_parent
+from compiler.processes import die_with_parent
 
 _START_S = 60.0
+_POLL_S = 0.1
 _STOP_S = 15.0  # longer than it lets running requests go on
 
 
@@ -29,6 +32,7 @@ class FrontEnd:
         addresses: where the server listens.
         host, port: where to listen; port 0 takes a free one.
         api_key: what clients must send; passed on by the environment, since arguments can be seen by everyone.
+        check: called again and again while it starts; what it raises ends the start.
     """
 
     repository: Path
@@ -36,6 +40,7 @@ class FrontEnd:
     host: str
     port: int
     api_key: str = field(default="", repr=False)
+    check: Callable[[], None] = lambda: None
     url: str = field(init=False, default="")
     _process: subprocess.Popen[str] | None = field(init=False, default=None)
 
@@ -78,6 +83,16 @@ class FrontEnd:
             self.stop()
             raise
 
+    def restart(self) -> None:
+        """Starts one that has ended again, where it listened before.
+
+        Raises:
+            EnvironmentLacks: see `start`.
+        """
+        self.stop()
+        self.port = int(self.url.rpartition(":")[2].split("/")[0])
+        self.start()
+
     def poll(self) -> int | None:
         """Returns its exit code, or None while it runs."""
         return self._process.poll() if self._process else None
@@ -103,10 +118,14 @@ class FrontEnd:
         lines: Queue[str] = Queue()
         stdout = self._process.stdout
         threading.Thread(target=lambda: lines.put(stdout.readline()), daemon=True).start()
-        try:
-            line = lines.get(timeout=_START_S)
-        except Empty:
-            raise EnvironmentLacks(f"the OpenAI front end did not start in {_START_S:g} s") from None
+        line, deadline = None, time.monotonic() + _START_S
+        while line is None:
+            self.check()
+            try:
+                line = lines.get(timeout=_POLL_S)
+            except Empty:
+                if time.monotonic() > deadline:
+                    raise EnvironmentLacks(f"the OpenAI front end did not start in {_START_S:g} s") from None
         found = json.loads(line) if line.startswith("{") else {}
         if "openai" not in found:
             reason = found.get("error", {}).get("message", "its message is above")

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import json
 import os
-import secrets
 import shutil
-import signal
 import subprocess
 import tempfile
 import threading
@@ -16,23 +13,22 @@ import time
 import urllib.error
 import urllib.request
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 
-from compiler.addresses import LOOPBACK, Addresses, ServerOptions, choose_addresses
+from compiler.addresses import Addresses, ServerOptions, choose_addresses
 from compiler.errors import EnvironmentLacks, RepositoryError
+from compiler.model_control import ModelControl
+from compiler.processes import die_with_parent, kill_group, signals_deferred
+from compiler.server_flags import EXIT_TIMEOUT_S, hide_from_process_list, new_admin_key, server_flags
 from compiler.server_log import LoadFailure, ServerLog
-from compiler.shared_memory import remove_shared_memory, remove_stale_shared_memory, shared_memory_prefix
+from compiler.shared_memory import remove_shared_memory, remove_stale_shared_memory
 from compiler.triton_install import TritonInstall, find_triton, lay_out_backends, server_environment
 
-# How long the server waits for running requests when it is told to stop.
-EXIT_TIMEOUT_S = 10
 _KILL_AFTER_S = EXIT_TIMEOUT_S + 5
 _POLL_S = 0.05
-_PR_SET_PDEATHSIG = 1
-_LIBC = ctypes.CDLL(None)  # loaded here: between fork and exec nothing may take a lock
 
 
 @dataclass
@@ -41,17 +37,20 @@ class TritonServer:
 
     Args:
         options: what to serve and where.
-        relay: called with each line of the server's log that a person should see.
+        relay: called with each line of the server's log.
+        check: called again and again while the server starts; what it raises ends the start.
     """
 
     options: ServerOptions
     relay: Callable[[str], None] = lambda line: None
+    check: Callable[[], None] = lambda: None
     addresses: Addresses = field(init=False)
     log: ServerLog = field(init=False, default_factory=ServerLog)
     _process: subprocess.Popen[str] | None = field(init=False, default=None)
     _folder: Path | None = field(init=False, default=None)
     _reader: threading.Thread | None = field(init=False, default=None)
     _tail: deque[str] = field(init=False, default_factory=lambda: deque(maxlen=50))
+    _key: str = field(init=False, default_factory=new_admin_key)
 
     def __enter__(self) -> TritonServer:
         self.start()
@@ -94,7 +93,7 @@ class TritonServer:
 
     def _launch(self, install: TritonInstall) -> None:
         assert self._folder is not None
-        command = [str(install.binary), *_flags(self.options, self.addresses, self._folder)]
+        command = [str(install.binary), *server_flags(self.options, self.addresses, self._folder, self._key)]
         self._process = subprocess.Popen(
             command,
             env=server_environment(install),
@@ -109,6 +108,27 @@ class TritonServer:
         self._reader = threading.Thread(target=self._read_log, name="triton-log", daemon=True)
         self._reader.start()
 
+    def restart(self) -> None:
+        """Starts a server that ended by itself again, on the same addresses, and waits until its models are READY.
+
+        Raises:
+            RepositoryError, EnvironmentLacks: see `wait_ready`; what was started is ended.
+        """
+        self._end()
+        self.log = ServerLog()
+        self._tail.clear()
+        self._launch(find_triton())
+        try:
+            self.wait_ready()
+        except BaseException:
+            self._end()
+            raise
+
+    @property
+    def control(self) -> ModelControl:
+        """What loads and unloads the models of this server."""
+        return ModelControl(self.addresses.grpc, self._key, self.options.ready_timeout_s)
+
     def wait_ready(self) -> list[str]:
         """Waits until every model is READY and returns their names.
 
@@ -119,6 +139,7 @@ class TritonServer:
         assert self._process is not None
         deadline = time.monotonic() + self.options.ready_timeout_s
         while time.monotonic() < deadline:
+            self.check()
             if self._process.poll() is not None:
                 self._join_reader()
                 raise self._startup_error()
@@ -141,34 +162,47 @@ class TritonServer:
 
     def stop(self) -> None:
         """Stops the server and everything it started; returns when all of it is gone."""
-        process = self._process
-        if process is None:
+        if self._process is None:
             return
         # A second Ctrl-C must not leave the server running.
-        with _signals_deferred():
-            if process.poll() is None:
-                process.terminate()
-                try:
-                    process.wait(_KILL_AFTER_S)
-                except subprocess.TimeoutExpired:
-                    process.kill()
-                    process.wait()
-            _kill_group(process.pid)
-            self._join_reader()
-            if process.stdout:
-                process.stdout.close()
-            remove_shared_memory(os.getpid())
+        with signals_deferred():
+            self._end()
             if self._folder is not None:
                 shutil.rmtree(self._folder, ignore_errors=True)
             self._process = None
 
+    def _end(self) -> None:
+        """Ends the process where it still runs, its stubs, and what they shared."""
+        process = self._process
+        assert process is not None
+        if process.poll() is None:
+            process.terminate()
+            try:
+                process.wait(_KILL_AFTER_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+        kill_group(process.pid)
+        self._join_reader()
+        if process.stdout:
+            process.stdout.close()
+        remove_shared_memory(os.getpid())
+
     def _read_log(self) -> None:
         assert self._process is not None and self._process.stdout is not None
+        hidden = False
         with contextlib.suppress(ValueError):  # closed while reading, at stop
             for line in self._process.stdout:
+                if not hidden:  # who writes a log has read its arguments
+                    hidden = True
+                    self._hide_key(self._process.pid)
                 self._tail.append(line.rstrip("\n"))
                 self.log.read(line)
                 self.relay(line.rstrip("\n"))
+
+    def _hide_key(self, pid: int) -> None:
+        if not hide_from_process_list(pid, self._key):
+            self.relay("warning: the key of the admin routes stays in the process list: other users here can read it")
 
     def _join_reader(self) -> None:
         if self._reader is not None:
@@ -197,30 +231,6 @@ def require_numpy_1() -> None:
         )
 
 
-def _flags(options: ServerOptions, addresses: Addresses, folder: Path) -> list[str]:
-    flags = [
-        f"--model-repository={folder / 'repository'}",
-        f"--backend-directory={folder / 'backends'}",
-        f"--http-address={options.host}",
-        f"--grpc-address={options.host}",
-        f"--metrics-address={options.host}",
-        f"--http-port={addresses.http_port}",
-        f"--grpc-port={addresses.grpc_port}",
-        f"--metrics-port={addresses.metrics_port}",
-        f"--exit-timeout-secs={EXIT_TIMEOUT_S}",
-        f"--backend-config=python,shm-region-prefix-name={shared_memory_prefix(os.getpid())}",
-    ]
-    if options.host not in LOOPBACK:
-        # Nobody learns the key: on a public address these routes are closed.
-        key = secrets.token_urlsafe(24)
-        for route in ("shared-memory", "model-repository", "trace", "logging"):
-            flags += [
-                f"--http-restricted-api={route}:admin-key={key}",
-                f"--grpc-restricted-protocol={route}:admin-key={key}",
-            ]
-    return [*flags, *options.extra]
-
-
 def _failure_line(failure: LoadFailure, folder: Path | None) -> str:
     reason = failure.reason.replace(f"{folder}/repository/", "") if folder else failure.reason
     version = f" version {failure.version}" if failure.version else ""
@@ -241,35 +251,3 @@ def server_version(addresses: Addresses) -> str:
     """Asks a running server for its version."""
     with urllib.request.urlopen(f"http://{addresses.http}/v2", timeout=5) as response:
         return str(json.load(response)["version"])
-
-
-def die_with_parent() -> None:
-    """Runs in the child: if `compile serve` is killed, the kernel stops the server."""
-    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-
-
-def _kill_group(group: int) -> None:
-    """Kills what is left of the server's session: stubs that outlived it."""
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(group, signal.SIGKILL)
-    deadline = time.monotonic() + 5
-    while time.monotonic() < deadline:
-        try:
-            os.killpg(group, 0)
-        except (ProcessLookupError, PermissionError):
-            return
-        time.sleep(_POLL_S)
-
-
-@contextlib.contextmanager
-def _signals_deferred() -> Iterator[None]:
-    """Ignores further SIGINT and SIGTERM while the server is being stopped (main thread only)."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    previous = {s: signal.signal(s, signal.SIG_IGN) for s in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)

@@ -129,15 +129,13 @@ def build_workload(metadata: ModelMetadata, question: Question) -> Workload:
 
 
 def find_model(client: TritonClient, model: str, version: str, address: str) -> ModelMetadata:
-    """The model's metadata; raises `UsageError` with what the server has where it is not ready or unknown."""
+    """The model's metadata; raises `UsageError` with what the server has loaded where it is not."""
     try:
         return client.metadata(model, version)
     except ServerError as error:
         names = client.model_names()
         if model not in names:
             message = f"no model {model!r} at {address}; its models: {', '.join(names) or 'none'}"
-        elif version:
-            message = f"model {model!r} has no version {version!r} that is ready: {error.message}"
         else:
-            message = f"model {model!r} is not ready: {error.message}"
+            message = f"model {model!r} has no version {version!r} that is ready: {error.message}"
         raise UsageError(message) from error

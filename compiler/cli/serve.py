@@ -5,17 +5,15 @@ from __future__ import annotations
 import json
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import click
 
 from compiler.cli.common import EXIT_CODES, common, repository_argument
 from compiler.errors import RepositoryError
-
-_WATCH_S = 0.5  # between looks at the processes
 
 
 @click.command("serve", epilog=EXIT_CODES)
@@ -47,6 +45,14 @@ _WATCH_S = 0.5  # between looks at the processes
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     help="A file with the key that its clients must send. Or set MODELKILN_API_KEY to the key itself.",
 )
+@click.option(
+    "--max-restarts",
+    default=5,
+    show_default=True,
+    type=click.IntRange(0),
+    help="What dies more often within a minute stays down.",
+)
+@click.option("--no-restart", is_flag=True, help="Start nothing again; the same as --max-restarts 0.")
 @click.option("--server-arg", multiple=True, help="A flag to pass on to tritonserver, such as --log-verbose=1.")
 @click.option("--verbose", "-v", is_flag=True, help="Show all of the server's log.")
 @common
@@ -54,6 +60,8 @@ def command(
     repository: Path,
     openai_port: int | None,
     openai_api_key_file: Path | None,
+    max_restarts: int,
+    no_restart: bool,
     server_arg: tuple[str, ...],
     verbose: bool,
     as_json: bool,
@@ -63,6 +71,7 @@ def command(
 
     The repository is checked first; the addresses are printed when every model is READY.
     SIGINT or SIGTERM stops the server and everything it started.
+    A model whose process dies is loaded again while the others go on, and a server that dies is started again.
 
     \b
     Examples:
@@ -71,10 +80,13 @@ def command(
       compile serve model_repository --http-port 9000 --grpc-port 9001 --metrics-port 9002
     """
     from compiler.addresses import LOOPBACK, ServerOptions
+    from compiler.restart_policy import RestartPolicy
     from compiler.server import TritonServer
     from compiler.server_log import worth_showing
+    from compiler.supervision import Supervisor
 
-    _refuse_findings(repository)
+    def say(line: str) -> None:
+        click.echo(line, err=True)
 
     def relay(line: str) -> None:
         if verbose or worth_showing(line):
@@ -94,34 +106,26 @@ def command(
             f"warning: {options.host} is not a loopback address: everyone who reaches it can use the models",
             err=True,
         )
+    policy = RestartPolicy(0 if no_restart else max_restarts)
     try:
-        with _stop_signals(), TritonServer(options, relay) as server, ExitStack() as stack:
+        with _stop_signals() as check, ExitStack() as stack:
+            _refuse_findings(repository)
+            server = stack.enter_context(TritonServer(options, relay, check))
             front = None
             if openai_port is not None:
-                front = stack.enter_context(_front_end(options, server.addresses, openai_port, openai_api_key_file))
+                front = _front_end(options, server.addresses, openai_port, openai_api_key_file, check)
+                stack.enter_context(front)
             _print_addresses(server, front, as_json)
-            _wait(server, front)
+            Supervisor(server, policy, say, check, front).run()
     except _Stopped:
         click.echo("stopped", err=True)
 
 
-def _front_end(options: Any, addresses: Any, port: int, key_file: Path | None) -> Any:
+def _front_end(options: Any, addresses: Any, port: int, key_file: Path | None, check: Callable[[], None]) -> Any:
     from compiler.cli.openai import read_key
     from compiler.front_end import FrontEnd
 
-    return FrontEnd(options.repository, addresses, options.host, port, read_key(key_file))
-
-
-def _wait(server: Any, front: Any) -> NoReturn:
-    """Returns never: raises when one of the processes ends by itself."""
-    while True:
-        code = server.wait(_WATCH_S)
-        if code is not None:
-            raise RepositoryError(
-                f"tritonserver ended by itself with code {code}", hint="run with --verbose to see its log"
-            )
-        if front is not None and (code := front.poll()) is not None:
-            raise RepositoryError(f"the OpenAI front end ended by itself with code {code}")
+    return FrontEnd(options.repository, addresses, options.host, port, read_key(key_file), check)
 
 
 class _Stopped(BaseException):
@@ -129,13 +133,19 @@ class _Stopped(BaseException):
 
 
 @contextmanager
-def _stop_signals() -> Iterator[None]:
-    def stop(number: int, frame: Any) -> None:
-        raise _Stopped
+def _stop_signals() -> Iterator[Callable[[], None]]:
+    """Yields what raises `_Stopped` after a signal, where we choose: not between a start and its record."""
+    seen: list[int] = []
+    previous = {
+        number: signal.signal(number, lambda n, _: seen.append(n)) for number in (signal.SIGINT, signal.SIGTERM)
+    }
 
-    previous = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
+    def check() -> None:
+        if seen:
+            raise _Stopped
+
     try:
-        yield
+        yield check
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)

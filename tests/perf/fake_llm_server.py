@@ -162,10 +162,10 @@ class FakeTriton(service_pb2_grpc.GRPCInferenceServiceServicer):
     async def ModelConfig(self, request: Any, context: Any) -> Any:
         return service_pb2.ModelConfigResponse(config=model_config_pb2.ModelConfig(name="fake", backend="llm"))
 
-    async def RepositoryIndex(self, request: Any, context: Any) -> Any:
-        answer = service_pb2.RepositoryIndexResponse()
+    async def ModelStatistics(self, request: Any, context: Any) -> Any:
+        answer = service_pb2.ModelStatisticsResponse()
         for name in ("fake", "other"):
-            answer.models.add(name=name)
+            answer.model_stats.add(name=name)
         return answer
 
     async def ModelStreamInfer(self, request_iterator: Any, context: Any) -> AsyncIterator[Any]:

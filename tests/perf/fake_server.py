@@ -22,7 +22,7 @@ _DOCUMENTS: dict[str, Any] = {
     "/v2/models/fake": _METADATA,
     "/v2/models/fake/config": {"name": "fake", "max_batch_size": 8, "backend": "fake"},
     "/v2/models/fake/stats": {"model_stats": []},
-    "/v2/repository/index": [{"name": "fake"}, {"name": "other"}],
+    "/v2/models/stats": {"model_stats": [{"name": "fake"}, {"name": "other"}]},
 }
 
 

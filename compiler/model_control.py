@@ -1,0 +1,49 @@
+"""Loads and unloads the models of a running server, through the routes that only the admin key opens."""
+
+from __future__ import annotations
+
+from compiler.errors import RepositoryError
+
+
+class ModelControl:
+    """The repository API of a server.
+
+    Args:
+        grpc_address: host:port.
+        key: see `compiler.server_flags`.
+        timeout_s: how long a load may take.
+    """
+
+    def __init__(self, grpc_address: str, key: str, timeout_s: float) -> None:
+        self._address = grpc_address
+        self._headers = {"triton-grpc-protocol-admin-key": key}
+        self._timeout_s = timeout_s
+
+    def reload(self, model: str) -> None:
+        """Unloads a model and loads it again, with the ensembles that use it; it is not ready in between.
+
+        Raises:
+            RepositoryError: the server says why not.
+        """
+        self._call("unload_model", model)
+        self._call("load_model", model)
+
+    def unload(self, model: str) -> None:
+        """Unloads a model, and takes its readiness; requests that run are finished by the server later.
+
+        Raises:
+            RepositoryError: the server says why not.
+        """
+        self._call("unload_model", model)
+
+    def _call(self, method: str, model: str) -> None:
+        import tritonclient.grpc as grpc_client
+        from tritonclient.utils import InferenceServerException
+
+        # A connection for each call: threads do not share one, and calls are rare.
+        with grpc_client.InferenceServerClient(self._address) as client:
+            try:
+                getattr(client, method)(model, headers=self._headers, client_timeout=self._timeout_s)
+            except InferenceServerException as error:
+                reason = " ".join(str(error.message()).split())
+                raise RepositoryError(f"{method} of '{model}' failed: {reason}") from None
