@@ -8,12 +8,12 @@ from typing import Any
 
 from compiler.engine_host import EngineHost, engine_problems
 from compiler.errors import RepositoryError
+from compiler.llm.check import llm_problems
 from compiler.llm.config import BACKEND
 from compiler.repository import Repository
 from compiler.spec import is_model_name
 from compiler.targets.tensorrt_profiles import batch_problems
 from compiler.triton_config import CONFIG_FILE, config_from_text
-from compiler.triton_install import own_backends
 
 # The file without which a version cannot load; without model.py the server hangs for ever.
 _MODEL_FILES = {
@@ -88,11 +88,8 @@ def _check_model(repository: Repository, name: str, host: EngineHost) -> tuple[l
         messages += _check_engine(repository, name, config, host)
     elif not host.gpus and any(group.kind == group.KIND_GPU for group in config.instance_group):
         messages.append("instance_group asks for KIND_GPU, and this machine has no GPU: the server would stop")
-    if config.backend == BACKEND and BACKEND not in {folder.name for folder in own_backends()}:
-        messages.append(
-            f"there is no backend '{BACKEND}' in this version, and one model that does not load stops the server: "
-            "keep it in a repository of its own"
-        )
+    if config.backend == BACKEND:
+        messages += llm_problems(config, _newest_folder(repository, name))
     listed = sorted({number for group in config.instance_group for number in group.gpus})
     if absent := [number for number in listed if number >= len(host.gpus)]:
         messages.append(
@@ -115,6 +112,11 @@ def _check_versions(repository: Repository, name: str, folder: Path, config: Any
     if latest is not None:
         messages += [f"version {latest.version}: {problem}" for problem in repository.damage(latest)]
     return messages
+
+
+def _newest_folder(repository: Repository, name: str) -> Path | None:
+    versions = repository.versions(name)
+    return repository.path / name / str(versions[-1]) if versions else None
 
 
 def _check_engine(repository: Repository, name: str, config: Any, host: EngineHost) -> list[str]:

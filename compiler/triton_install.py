@@ -133,6 +133,8 @@ def server_environment(install: TritonInstall) -> dict[str, str]:
     paths = [sysconfig.get_path("purelib"), sysconfig.get_path("platlib"), environment.get("PYTHONPATH", "")]
     if environment.get("PYTHONPATH"):
         paths.insert(0, paths.pop())  # what the user put in front stays in front
+    # The stub does not read .pth files, by which an editable install is found; behind all else, not to hide anything.
+    paths.append(str(Path(__file__).parents[1]))
     environment["PYTHONPATH"] = ":".join(dict.fromkeys(filter(None, paths)))
     environment.pop("PYTHONHOME", None)
     # Spinning OpenMP threads make every other process on the machine slow.

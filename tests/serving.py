@@ -13,6 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from backends.llm.engine.load import SETTINGS_FILE
+from compiler.llm.config import llm_config
+from compiler.triton_config import CONFIG_FILE, text_from_config
+from compiler.triton_install import link_or_copy
+
 ROOT = Path(__file__).parents[1]
 COMPILE = [sys.executable, "-m", "compiler.cli"]
 FREE_PORTS = ("--http-port", "0", "--grpc-port", "0", "--metrics-port", "0")
@@ -111,4 +116,18 @@ def write_python_model(repository: Path, name: str, code: str = PYTHON_MODEL, co
     (folder / "1").mkdir(parents=True)
     (folder / "1" / "model.py").write_text(code)
     (folder / "config.pbtxt").write_text(config)
+    return folder
+
+
+def write_llm(repository: Path, name: str, model: Path, **engine: object) -> Path:
+    """Writes what `compile llm` publishes of a GGUF file, without its proof; returns the version folder.
+
+    Args:
+        engine: options of `engine_settings`.
+    """
+    folder = repository / name / "1"
+    folder.mkdir(parents=True)
+    link_or_copy(str(model), str(folder / "model.gguf"))
+    (folder / SETTINGS_FILE).write_text(json.dumps({"model": "model.gguf", **engine}))
+    (folder.parent / CONFIG_FILE).write_text(text_from_config(llm_config(name, "KIND_CPU")))
     return folder

@@ -31,7 +31,7 @@ class RequestRefused(ModelkilnError):
     """The engine does not take a request; nothing was changed.
 
     Attributes:
-        code: "invalid" (it never fits), "overloaded" (try again later) or "deadline" (cannot be met).
+        code: "too_long" (it never fits), "invalid", "overloaded" (try again later) or "deadline" (cannot be met).
     """
 
     exit_code = 1

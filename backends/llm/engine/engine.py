@@ -11,7 +11,7 @@ from typing import Any
 from backends.llm.engine.admission import StepCosts, earliest_finish_s
 from backends.llm.engine.config import SchedulerConfig
 from backends.llm.engine.kv_cache_manager import KVCacheManager
-from backends.llm.engine.outputs import RequestId, RequestUpdate
+from backends.llm.engine.outputs import BlockId, RequestId, RequestUpdate, ScheduledRequest, SchedulerOutput
 from backends.llm.engine.request import FinishReason, Request
 from backends.llm.engine.results import EngineStats, GenerateOutput, StepOutput
 from backends.llm.engine.scheduler import Scheduler
@@ -238,6 +238,16 @@ class LLMEngine:
             num_masks=self._grammars.num_masks,
             mask_seconds=self._grammars.mask_seconds,
         )
+
+    def warm_up(self) -> None:
+        """Computes two steps that nobody sees; there must be no requests yet.
+
+        The first ones take up to a second longer than others, which a first request and the estimate of whether
+        deadlines can be met would feel.
+        """
+        for num_tokens in (min(16, self._runner.block_size), 1):
+            scheduled = ScheduledRequest(RequestId("warm-up"), (0,) * num_tokens, 0, (BlockId(0),), 1)
+            self._runner.execute(SchedulerOutput((scheduled,)))
 
     def close(self) -> None:
         """Ends all requests and frees the model and the cache."""

@@ -112,7 +112,7 @@ class Scheduler:
             raise RequestRefused(
                 f"the prompt has {request.num_prompt_tokens} tokens, {self.max_model_len - 1} are allowed: prompt and "
                 f"answer together have room for {self.max_model_len}",
-                "invalid",
+                "too_long",
             )
         limit = self.config.max_waiting
         if limited and limit is not None and self.num_waiting >= limit:

@@ -370,3 +370,11 @@ def test_drafts_that_are_wrong_change_no_token_and_are_soon_not_asked_for(monkey
     found = [[r.outputs[0].token_ids for r in engine.generate(prompts, params)] for engine in (plain, fast)]
     assert found[0] == found[1]
     assert 0 < fast.stats().num_draft_tokens < 60
+
+
+def test_a_warm_up_changes_no_answer_and_no_counter():
+    engine = make_engine()
+    engine.warm_up()
+    assert engine.stats() == make_engine().stats()
+    (result,) = engine.generate(["hello"], SamplingParams(max_tokens=10, ignore_eos=True))
+    assert list(result.outputs[0].token_ids) == plain_answer(ToyTokenizer().encode("hello"), 10)

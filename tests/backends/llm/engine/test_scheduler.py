@@ -213,7 +213,7 @@ def test_g01_a_prompt_that_never_fits_is_refused_with_both_numbers_and_others_go
     toy.add("normal", range(5), 3)
     with pytest.raises(RequestRefused, match="the prompt has 40 tokens, 31 are allowed") as refused:
         toy.add("long", range(40), 3)
-    assert refused.value.code == "invalid"
+    assert refused.value.code == "too_long"
     toy.run()
     assert toy.answer("normal") == plain_answer(range(5), 3)
 

@@ -1,0 +1,81 @@
+"""Triton's `llm` backend: the only file of the language models that knows Triton. See docs/serving_llm.md."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import triton_python_backend_utils as pb_utils
+
+from backends.llm.serving.errors import ResponseError, response_error
+from backends.llm.serving.options import ServiceOptions, check_instances
+from backends.llm.serving.responses import ResponseTensors
+from backends.llm.serving.service import Service
+from compiler.errors import ModelkilnError
+
+
+class TritonPythonModel:
+    """The one instance of a model version; requests are batched by its engine."""
+
+    def initialize(self, args: dict[str, str]) -> None:
+        logging.basicConfig(level=logging.INFO, handlers=[_TritonLog()], force=True)
+        config = json.loads(args["model_config"])
+        parameters = {key: value["string_value"] for key, value in config.get("parameters", {}).items()}
+        try:
+            check_instances([(group.get("count", 1), group.get("gpus", [])) for group in config["instance_group"]])
+            options = ServiceOptions.from_parameters(parameters)
+            self._service = Service.load(Path(args["model_repository"], args["model_version"]), options)
+        except ModelkilnError as error:
+            raise pb_utils.TritonModelException(str(error)) from None
+
+    def execute(self, requests: list[Any]) -> None:
+        for request in requests:
+            channel = _Channel(request.get_response_sender())
+            try:
+                tensors = {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}
+                parameters, timeout_us = request.parameters(), request.timeout()
+            except Exception as error:  # raised on, it would fail the other requests too (f03)
+                channel.send(None, response_error(error), final=True)
+            else:
+                self._service.submit(channel, tensors, parameters=parameters, timeout_us=timeout_us)
+
+    def finalize(self) -> None:
+        self._service.close()
+
+
+class _Channel:
+    """A response sender of Triton as the service wants it."""
+
+    def __init__(self, sender: Any) -> None:
+        self._sender = sender
+
+    def send(self, tensors: ResponseTensors | None, error: ResponseError | None, *, final: bool) -> None:
+        response = None
+        if error is not None:
+            code = getattr(pb_utils.TritonError, error.code)
+            response = pb_utils.InferenceResponse(error=pb_utils.TritonError(str(error), code))
+        elif tensors is not None:
+            response = pb_utils.InferenceResponse([pb_utils.Tensor(name, data) for name, data in tensors.items()])
+        flags = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL if final else 0
+        if response is None:
+            self._sender.send(flags=flags)
+        else:
+            self._sender.send(response, flags)
+
+    def is_cancelled(self) -> bool:
+        return bool(self._sender.is_cancelled())
+
+
+class _TritonLog(logging.Handler):
+    """Python's log as lines of the server's."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        text = self.format(record)
+        if record.levelno >= logging.ERROR:
+            pb_utils.Logger.log_error(text)
+        elif record.levelno >= logging.WARNING:
+            pb_utils.Logger.log_warn(text)
+        else:
+            pb_utils.Logger.log_info(text)

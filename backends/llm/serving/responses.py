@@ -1,0 +1,118 @@
+"""What the steps of a request add up to, as the tensors of its responses. Pure; the tensors of docs/serving_llm.md."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from backends.llm.engine.results import StepOutput
+from backends.llm.sampling.logprobs import TokenLogprobs
+from backends.llm.serving.requests import ServedRequest
+from backends.llm.tokenizers.base import Tokenizer
+
+ResponseTensors = dict[str, npt.NDArray[Any]]
+GOES_ON = "null"
+
+
+@dataclass(slots=True)
+class _Pending:
+    """What one answer has for the next response, and where it stands."""
+
+    pieces: list[str] = field(default_factory=list)
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    finish_reason: str = GOES_ON
+    cumulative_logprob: float = 0.0
+    num_output_tokens: int = 0
+
+
+class ResponseBuilder:
+    """Collects what steps add to one request, and gives it away as tensors.
+
+    Args:
+        request: which outputs it wants, and how often.
+        tokenizer: for the texts of tokens with log probabilities.
+    """
+
+    def __init__(self, request: ServedRequest, tokenizer: Tokenizer) -> None:
+        self._request = request
+        self._tokenizer = tokenizer
+        self._answers = [_Pending(pieces=[request.prefix] * bool(request.prefix)) for _ in range(request.params.n)]
+        self._num_input_tokens = self._num_cached_tokens = 0
+        self._has_news = False
+
+    def add(self, output: StepOutput) -> None:
+        """Takes what one step adds to one answer."""
+        answer, delta = self._answers[output.index], output.delta
+        if delta.text:
+            answer.pieces.append(delta.text)
+        answer.token_ids += delta.token_ids
+        if delta.logprobs:
+            answer.logprobs += delta.logprobs
+            answer.cumulative_logprob += sum(entry.logprob for entry in delta.logprobs)
+        if delta.finish_reason is not None:
+            answer.finish_reason = delta.finish_reason.value
+        answer.num_output_tokens = output.usage.num_output_tokens
+        if output.index == 0:
+            self._num_input_tokens = output.usage.num_prompt_tokens
+            self._num_cached_tokens = output.usage.num_cached_tokens
+        self._has_news = self._has_news or bool(delta.text) or delta.finish_reason is not None or self._wants(delta)
+
+    def take(self, *, is_last: bool) -> ResponseTensors | None:
+        """Returns the next response, or None where there is nothing to send yet."""
+        if not is_last and not (self._request.stream and self._has_news):
+            return None
+        wanted, answers = self._request.outputs, self._answers
+        tensors: ResponseTensors = {"text_output": _strings(["".join(a.pieces) for a in answers])}
+        if "finish_reason" in wanted:
+            tensors["finish_reason"] = _strings([a.finish_reason for a in answers])
+        if "cumulative_logprob" in wanted:
+            tensors["cumulative_logprob"] = np.array([a.cumulative_logprob for a in answers], dtype=np.float32)
+        if "logprobs" in wanted:
+            tensors["logprobs"] = _strings([self._logprobs_json(a.logprobs) for a in answers])
+        if "num_input_tokens" in wanted:
+            tensors["num_input_tokens"] = np.full(len(answers), self._num_input_tokens, dtype=np.uint32)
+        if "num_output_tokens" in wanted:
+            tensors["num_output_tokens"] = np.array([a.num_output_tokens for a in answers], dtype=np.uint32)
+        if "num_cached_tokens" in wanted:
+            tensors["num_cached_tokens"] = np.full(len(answers), self._num_cached_tokens, dtype=np.uint32)
+        if "token_ids" in wanted:
+            tensors["token_ids"] = np.array(answers[0].token_ids, dtype=np.int32)
+        for answer in answers:
+            answer.pieces, answer.token_ids, answer.logprobs = [], [], []
+        self._has_news = False
+        return tensors
+
+    def _wants(self, delta: Any) -> bool:
+        """Whether tokens without a text are news: half of a character, what may become a stop string."""
+        return bool(delta.token_ids) and not self._request.outputs.isdisjoint(("token_ids", "logprobs"))
+
+    def _logprobs_json(self, entries: Sequence[TokenLogprobs]) -> str:
+        return json.dumps([self._token_json(entry) for entry in entries], ensure_ascii=False)
+
+    def _token_json(self, entry: TokenLogprobs) -> dict[int, Any]:
+        """Returns token id -> what is known of it, the chosen one first."""
+        tokens = {entry.token_id: (entry.logprob, entry.rank)}
+        for rank, (token_id, logprob) in enumerate(entry.top, start=1):
+            tokens.setdefault(token_id, (logprob, rank))
+        return {token_id: self._described(token_id, *known) for token_id, known in tokens.items()}
+
+    def _described(self, token_id: int, logprob: float, rank: int) -> dict[str, Any]:
+        data = self._tokenizer.token_bytes(token_id)
+        text = data.decode(errors="replace") if data else self._tokenizer.decode([token_id], skip_special_tokens=False)
+        # JSON has no infinity; a token that cannot be has this log probability in the OpenAI API.
+        return {
+            "logprob": max(logprob, -9999.0),
+            "rank": rank,
+            "decoded_token": text,
+            "bytes": [*(data or text.encode())],
+        }
+
+
+def _strings(values: Sequence[str]) -> npt.NDArray[np.object_]:
+    return np.array([value.encode() for value in values], dtype=np.object_)

@@ -1,0 +1,89 @@
+"""Service: a language model that takes tensors and answers with tensors; engine, thread and delivery put together."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from backends.llm.engine.engine import LLMEngine
+from backends.llm.serving.delivery import Channel, Delivery
+from backends.llm.serving.engine_thread import EngineThread
+from backends.llm.serving.errors import UNLOADING, response_error
+from backends.llm.serving.observer import EngineObserver
+from backends.llm.serving.options import ServiceOptions
+from backends.llm.serving.requests import Tensors, request_from_tensors
+from backends.llm.serving.responses import ResponseBuilder
+
+log = logging.getLogger(__name__)
+
+
+class Service:
+    """A served model.
+
+    Args:
+        engine: closed by `close`.
+        observers: are told of every request and step.
+    """
+
+    def __init__(self, engine: LLMEngine, options: ServiceOptions, observers: Sequence[EngineObserver] = ()) -> None:
+        self._options = options
+        self._tokenizer = engine.tokenizer
+        self._ids = itertools.count()
+        self._closed = False
+        self._delivery = Delivery(self._abort)
+        self._thread = EngineThread(engine, self._delivery, observers)
+
+    @classmethod
+    def load(cls, folder: Path, options: ServiceOptions) -> Service:
+        """Opens what `compile llm` published.
+
+        Args:
+            folder: of the version.
+
+        Raises:
+            ModelkilnError: the model cannot be read or does not fit.
+        """
+        started = time.monotonic()
+        engine = LLMEngine.load(folder)
+        loaded = time.monotonic()
+        engine.warm_up()
+        log.info("loaded in %.2f s, warm in %.2f s more", loaded - started, time.monotonic() - loaded)
+        return cls(engine, options)
+
+    def submit(self, channel: Channel, tensors: Tensors, *, parameters: str = "", timeout_us: int = 0) -> None:
+        """Takes a request; the channel gets one final response, whatever becomes of it.
+
+        Args:
+            tensors, parameters, timeout_us: see `request_from_tensors`.
+        """
+        try:
+            request = request_from_tensors(
+                tensors,
+                parameters=parameters,
+                timeout_us=timeout_us,
+                default_deadline_ms=self._options.default_deadline_ms,
+            )
+        except Exception as error:  # one request's error is its own
+            refusal = response_error(error)
+            channel.send(None, refusal, final=True)
+            self._thread.refused(refusal)
+            return
+        if self._closed:
+            channel.send(None, UNLOADING, final=True)
+            return
+        request_id = str(next(self._ids))
+        self._delivery.open(request_id, channel, ResponseBuilder(request, self._tokenizer))
+        self._thread.add(request_id, request)
+
+    def close(self, timeout_s: float = 30.0) -> None:
+        """Ends all requests, and returns when both threads have ended or the time is over."""
+        self._closed = True
+        if not self._thread.close(timeout_s):
+            log.error("the engine's step did not end within %g s", timeout_s)
+        self._delivery.close(timeout_s)
+
+    def _abort(self, request_id: str) -> None:
+        self._thread.abort(request_id)

@@ -1,0 +1,56 @@
+"""What the linter says of a model for the `llm` backend: its config.pbtxt and its version folder. Loads nothing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from backends.llm.engine.load import SETTINGS_FILE, engine_settings, stored_settings
+from backends.llm.serving.options import ServiceOptions, check_instances
+from compiler.errors import ModelkilnError
+
+
+def llm_problems(config: Any, folder: Path | None) -> list[str]:
+    """Returns what would keep a model from being served.
+
+    Args:
+        config: the ModelConfig.
+        folder: of the newest version, or None where there is none.
+    """
+    problems = _config_problems(config)
+    return problems + (_folder_problems(folder) if folder is not None else [])
+
+
+def _config_problems(config: Any) -> list[str]:
+    problems = []
+    if not config.model_transaction_policy.decoupled:
+        problems.append("model_transaction_policy.decoupled is not true: an answer comes in many responses")
+    if config.max_batch_size > 0:
+        problems.append(f"max_batch_size is {config.max_batch_size}; it must be 0: the engine batches by itself")
+    for check in (
+        lambda: check_instances([(group.count or 1, list(group.gpus)) for group in config.instance_group]),
+        lambda: ServiceOptions.from_parameters({key: p.string_value for key, p in config.parameters.items()}),
+    ):
+        try:
+            check()
+        except ModelkilnError as error:
+            problems.append(error.message)
+    return problems
+
+
+def _folder_problems(folder: Path) -> list[str]:
+    version = f"version {folder.name}"
+    if not (folder / SETTINGS_FILE).is_file():
+        return [f"{version} has no {SETTINGS_FILE}, which compile llm writes"]
+    try:
+        stored = stored_settings(folder)
+        model = stored.pop("model", None)
+        engine_settings(stored)
+    except ModuleNotFoundError as error:
+        return [f"{version}: its runner needs {error.name}, which is not installed"]
+    except ModelkilnError as error:
+        return [f"{version}: {error.message.replace(f'{folder}/', '')}"]
+    if model is not None:
+        return [] if (folder / model).is_file() else [f"{version} has no {model}"]
+    missing = [name for name in ("config.json", "*.safetensors") if not any(folder.glob(name))]
+    return [f"{version} has no {' and no '.join(missing)}"] if missing else []

@@ -1,0 +1,328 @@
+"""A served toy model: tensors in, tensors out, over both threads; cancels, refusals, failures."""
+
+from __future__ import annotations
+
+import json
+import threading
+
+import numpy as np
+import pytest
+
+from backends.llm.serving.options import ServiceOptions, check_instances
+from backends.llm.serving.service import Service
+from compiler.errors import UsageError
+from tests.backends.llm.engine.test_engine import ToyTokenizer, letters, make_engine
+from tests.backends.llm.engine.toy import plain_answer
+from tests.backends.llm.serving.channels import RecordingChannel
+from tests.backends.llm.serving.test_requests import tensors
+
+
+@pytest.fixture
+def make_service():
+    made = []
+
+    def make(options=None, engine=None, **config):
+        made.append(Service(engine or make_engine(**config), options or ServiceOptions()))
+        return made[-1]
+
+    yield make
+    for service in made:
+        service.close()
+
+
+def ask(service, channel=None, **values):
+    channel = channel or RecordingChannel()
+    values = {"sampling_parameters": '{"ignore_eos": true}', "exclude_input_in_output": True, **values}
+    service.submit(channel, tensors(**values))
+    return channel
+
+
+def answer(text, num_tokens):
+    return letters(plain_answer(ToyTokenizer().encode(text), num_tokens))
+
+
+def test_one_response_with_the_whole_text(make_service):
+    channel = ask(make_service(), text_input="hello", max_tokens=9).wait()
+    assert len(channel.responses) == 1 and channel.text == answer("hello", 9) and not channel.errors
+
+
+def test_a_stream_has_a_response_for_each_token_and_the_last_is_the_final_one(make_service):
+    channel = ask(make_service(), text_input="hello", max_tokens=9, stream=True, return_finish_reason=True).wait()
+    assert len(channel.responses) == 9 and channel.text == answer("hello", 9)
+    assert [r["finish_reason"][0] for r in channel.responses] == [b"null"] * 8 + [b"length"]
+
+
+def test_many_requests_from_many_threads_each_get_their_own(make_service):
+    service = make_service()
+    channels = {}
+
+    def send(first):
+        for i in range(first, first + 8):
+            text = letters([i, 3 * i, 7])
+            channels[i] = (text, ask(service, text_input=text, max_tokens=4 + i % 5, stream=i % 2 == 0))
+
+    threads = [threading.Thread(target=send, args=(8 * i,)) for i in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for i, (text, channel) in channels.items():
+        assert channel.wait().text == answer(text, 4 + i % 5) and not channel.errors
+
+
+def test_what_is_asked_for_comes_and_nothing_else(make_service):
+    service = make_service()
+    plain = ask(service, text_input="hello", max_tokens=3).wait()
+    assert set(plain.responses[0]) == {"text_output"}  # g35: no log probabilities that nobody wants
+    names = (
+        "finish_reason",
+        "cumulative_logprob",
+        "logprobs",
+        "num_input_tokens",
+        "num_output_tokens",
+        "num_cached_tokens",
+        "token_ids",
+    )
+    full = ask(service, text_input="hello", max_tokens=3, logprobs=1, **{f"return_{n}": True for n in names}).wait()
+    (response,) = full.responses
+    ids = plain_answer(ToyTokenizer().encode("hello"), 3)
+    assert set(response) == {"text_output", *names}
+    assert response["token_ids"].tolist() == ids and response["token_ids"].dtype == np.int32
+    assert [response[n].tolist() for n in names[3:6]] == [[5], [3], [4]]  # one block of 4 was cached
+    entries = json.loads(response["logprobs"][0])
+    assert [next(iter(e)) for e in entries] == [str(i) for i in ids]
+    # The toy's logits are 1 for its token and 0 for the 96 others: log(e / (e + 96)).
+    logprob = float(np.log(np.e / (np.e + 96)))
+    chosen = entries[0][str(ids[0])]
+    assert chosen["logprob"] == pytest.approx(logprob) and chosen["rank"] == 1
+    assert chosen["decoded_token"] == letters([ids[0]]) and chosen["bytes"] == [ord(letters([ids[0]]))]
+    assert response["cumulative_logprob"][0] == pytest.approx(3 * logprob)
+
+
+def test_n_answers_come_side_by_side(make_service):
+    parameters = '{"ignore_eos": true, "n": 3, "seed": 1, "temperature": 5}'
+    values = {"text_input": "hello", "max_tokens": 6, "sampling_parameters": parameters, "return_finish_reason": True}
+    service = make_service()
+    (whole,) = ask(service, **values).wait().responses
+    streamed = ask(service, stream=True, **values).wait().responses
+    assert all(r["text_output"].shape == r["finish_reason"].shape == (3,) for r in [whole, *streamed])
+    for index in range(3):
+        assert b"".join(r["text_output"][index] for r in streamed) == whole["text_output"][index]
+    assert len(set(whole["text_output"])) == 3 and list(whole["finish_reason"]) == [b"length"] * 3
+    assert list(streamed[-1]["finish_reason"]) == [b"length"] * 3
+
+
+def test_g13_g14_a_stop_string_never_leaks_and_the_pieces_are_the_whole(make_service):
+    service = make_service()
+    text = answer("hello", 12)
+    values = {"text_input": "hello", "max_tokens": 12, "stop": [text[4:7]], "return_finish_reason": True}
+    streamed = ask(service, stream=True, **values).wait()
+    assert streamed.text == ask(service, **values).wait().text == text[: text.index(text[4:7])]
+    assert streamed.responses[-1]["finish_reason"][0] == b"stop"
+
+
+def test_the_prompt_comes_first_where_it_is_wanted(make_service):
+    channel = RecordingChannel()
+    make_service().submit(
+        channel, tensors(text_input="hello", max_tokens=3, sampling_parameters='{"ignore_eos": true}')
+    )
+    assert channel.wait().text == "hello" + answer("hello", 3)
+
+
+def test_one_requests_error_is_its_own(make_service):
+    service = make_service()
+    good = [ask(service, text_input="hello", max_tokens=20, stream=True) for _ in range(3)]
+    bad = [
+        (ask(service, text_input="hello", temperature=-1.0), "[invalid_request:temperature] temperature is -1.0"),
+        (ask(service, input_ids=[1, 97]), "[invalid_request:input_ids] the prompt has token id 97; allowed: 0 to 96"),
+        (ask(service, input_ids=[]), "[invalid_request] the prompt has no tokens"),
+        (ask(service, input_ids=[1] * 200), "[context_length_exceeded] the prompt has 200 tokens, 127 are allowed"),
+    ]
+    for channel, words in bad:
+        (error,) = channel.wait().errors
+        assert str(error).startswith(words) and not channel.responses
+    assert all(channel.wait().text == answer("hello", 20) for channel in good)
+
+
+def test_g01_a_full_queue_refuses_at_once_with_the_numbers(make_service):
+    gate = Gate(make_engine(max_num_seqs=1, max_waiting=2))
+    service = make_service(engine=gate.engine)
+    channels = [ask(service, text_input="hello", max_tokens=3)]
+    gate.wait_until_held()
+    channels += [ask(service, text_input="hello", max_tokens=3) for _ in range(4)]
+    gate.open()
+    errors = [str(e) for c in channels for e in c.wait().errors]
+    assert errors == ["[overloaded] 2 requests wait already, 2 are allowed"] * 2
+
+
+class Gate:
+    """An engine whose steps wait until they are let through."""
+
+    def __init__(self, engine):
+        self.engine = engine
+        self.num_steps = 0
+        self._step, engine.step = engine.step, self._held
+        self._may, self._held_up = threading.Event(), threading.Event()
+
+    def _held(self):
+        self._held_up.set()
+        assert self._may.wait(60)
+        self.num_steps += 1
+        return self._step()
+
+    def wait_until_held(self):
+        assert self._held_up.wait(60)
+
+    def open(self):
+        self._may.set()
+
+
+def test_f09_f10_generation_ends_within_three_steps_of_a_cancel_and_the_blocks_are_free(make_service):
+    engine = make_engine()
+    service = make_service(engine=engine)
+    channel = RecordingChannel()
+    at_cancel = []
+    step = engine.step
+
+    def counted():
+        outputs = step()
+        if len(channel.responses) >= 2 and not channel.cancelled:
+            channel.cancelled = True
+            at_cancel.append(engine.stats().num_steps)
+        return outputs
+
+    engine.step = counted
+    ask(service, channel, text_input="hello", max_tokens=100, stream=True)
+    channel.wait()
+    service.close()
+    assert engine.stats().num_steps - at_cancel[0] <= 3 and engine.stats().scheduler.num_free_blocks == 64
+    assert not channel.errors
+
+
+def test_a_cancelled_request_that_waits_is_dropped_too(make_service):
+    engine = make_engine(max_num_seqs=1)
+    service = make_service(engine=engine)
+    running = ask(service, text_input="hello", max_tokens=40, stream=True)
+    waiting = ask(service, RecordingChannel(cancelled=True), text_input="world", max_tokens=40)
+    assert waiting.wait().responses == [] and running.wait().text == answer("hello", 40)
+    service.close()
+    assert engine.stats().num_output_tokens < 80
+
+
+def test_a_channel_that_fails_ends_its_request_alone(make_service):
+    engine = make_engine()
+    service = make_service(engine=engine)
+    broken = RecordingChannel(fails=True)
+    ask(service, broken, text_input="hello", max_tokens=100, stream=True)
+    good = ask(service, text_input="world", max_tokens=30, stream=True)
+    assert good.wait().text == answer("world", 30)
+    broken.wait()
+    service.close()
+    assert engine.stats().scheduler.num_free_blocks == 64 and engine.stats().num_output_tokens < 130
+
+
+def test_when_the_engine_fails_everybody_hears_of_it_and_so_do_later_ones(make_service):
+    engine = make_engine()
+    step, count = engine.step, []
+
+    def failing():
+        count.append(1)
+        if len(count) == 4:
+            raise RuntimeError("/home/somebody/secret.bin")
+        return step()
+
+    engine.step = failing
+    service = make_service(engine=engine)
+    open_ones = [ask(service, text_input="hello", max_tokens=50, stream=True) for _ in range(3)]
+    words = ["[internal] the engine failed with RuntimeError"]
+    assert [[str(e) for e in c.wait().errors] for c in open_ones] == [words] * 3
+    assert [str(e) for e in ask(service, text_input="hello").wait().errors] == words
+
+
+def test_closing_ends_what_is_open_and_refuses_what_comes_later(make_service):
+    service = make_service()
+    channel = ask(service, text_input="hello", max_tokens=120, stream=True)
+    channel.wait_for_responses(1)
+    service.close()
+    assert [str(e) for e in channel.wait().errors] == ["[overloaded] the model is being unloaded"]
+    late = ask(service, text_input="hello")
+    assert late.wait().errors
+
+
+def test_a_deadline_ends_an_answer_with_its_reason(make_service):
+    clock = SteppingClock()
+    service = make_service(engine=make_engine(clock=clock))
+    channel = ask(service, text_input="hello", max_tokens=120, stream=True, deadline_ms=40.0, return_finish_reason=True)
+    channel.wait()
+    assert channel.responses[-1]["finish_reason"][0] == b"deadline"
+    assert answer("hello", 120).startswith(channel.text) and 0 < len(channel.text) < 120
+
+
+class SteppingClock:
+    """A clock on which every look takes a millisecond."""
+
+    def __init__(self):
+        self.now_ns = 0
+
+    def __call__(self):
+        self.now_ns += 1_000_000
+        return self.now_ns
+
+
+def test_the_default_deadline_is_for_requests_without_one(make_service):
+    service = make_service(ServiceOptions(default_deadline_ms=40.0), engine=make_engine(clock=SteppingClock()))
+    cut = ask(service, text_input="hello", max_tokens=120, return_finish_reason=True).wait()
+    assert cut.responses[0]["finish_reason"][0] == b"deadline"
+    whole = ask(service, text_input="hello", max_tokens=120, return_finish_reason=True, deadline_ms=1e9).wait()
+    assert whole.responses[0]["finish_reason"][0] == b"length"
+
+
+class Seen:
+    """An observer that writes down what it is told."""
+
+    def __init__(self):
+        self.told = []
+
+    def added(self, request_id, params, received_ns):
+        self.told.append(("added", request_id, params.max_tokens))
+
+    def refused(self, kind):
+        self.told.append(("refused", kind))
+
+    def stepped(self, outputs, stats, now_ns):
+        self.told.append(("stepped", sum(len(o.delta.token_ids) for o in outputs), stats.num_steps))
+
+    def failed(self, now_ns):
+        self.told.append(("failed",))
+
+
+def test_observers_are_told_of_everything():
+    seen, engine = Seen(), make_engine()
+    service = Service(engine, ServiceOptions(), [seen])
+    ask(service, text_input="hello", temperature=-1.0).wait()
+    ask(service, input_ids=[97]).wait()
+    ask(service, text_input="hello", max_tokens=2).wait()
+    service.close()
+    assert seen.told == [
+        ("refused", "invalid_request"),
+        ("refused", "invalid_request"),
+        ("added", "1", 2),
+        ("stepped", 1, 1),
+        ("stepped", 1, 2),
+    ]
+
+
+def test_options_of_the_config_are_checked():
+    assert ServiceOptions.from_parameters({"other": "x"}).default_deadline_ms is None
+    assert ServiceOptions.from_parameters({"default_deadline_ms": "60000"}).default_deadline_ms == 60000
+    for text in ("soon", "0", "-1", "nan"):
+        with pytest.raises(UsageError, match=f"default_deadline_ms is '{text}' in config.pbtxt"):
+            ServiceOptions.from_parameters({"default_deadline_ms": text})
+
+
+def test_f07_one_instance_on_a_device():
+    check_instances([(1, [])])
+    check_instances([(1, [0]), (1, [1])])
+    for groups in ([(2, [])], [(1, []), (1, [])], [(1, [0, 1]), (1, [1])]):
+        with pytest.raises(UsageError, match="instance_group has the counts"):
+            check_instances(groups)

@@ -1,0 +1,292 @@
+"""Language models on a real tritonserver: what comes over gRPC and HTTP is what the engine says."""
+
+from __future__ import annotations
+
+import json
+import queue
+import urllib.error
+import urllib.request
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import tritonclient.grpc as grpc
+
+from backends.llm import LLMEngine, SamplingParams
+from tests.serving import serve, write_llm
+
+PATIENCE_S = 120
+PROMPTS = ["The capital of France is", "def fibonacci(n):", "1, 2, 3, 4, 5,", "Grüße aus"]
+KINDS = {bool: "BOOL", int: "INT32", float: "FP32", str: "BYTES"}
+
+
+@pytest.fixture(scope="module")
+def repository(smollm2, tmp_path_factory):
+    """Two models, so that one is seen not to disturb the other; the second answers one request at a time."""
+    path = tmp_path_factory.mktemp("llm") / "repository"
+    cache = str(tmp_path_factory.mktemp("graphs"))
+    write_llm(path, "chat", smollm2, exact=True, kv_cache_bytes=256 << 20, cache_dir=cache, max_waiting=64)
+    write_llm(
+        path, "alone", smollm2, exact=True, kv_cache_bytes=64 << 20, cache_dir=cache, max_num_seqs=1, max_waiting=1
+    )
+    return path
+
+
+@pytest.fixture(scope="module")
+def plain(repository):
+    """The answers of the engine itself, in exact mode: prompt -> text and token ids of 24 tokens."""
+    engine = LLMEngine.load(repository / "alone" / "1")
+    params = SamplingParams(max_tokens=24, ignore_eos=True)
+    try:
+        return {p: engine.generate([p], params)[0].outputs[0] for p in PROMPTS}
+    finally:
+        engine.close()
+
+
+@pytest.fixture(scope="module")
+def server(repository, plain):
+    with serve(repository) as served:
+        yield served
+
+
+@dataclass
+class Stream:
+    """One gRPC stream; `read` gives what came of one request."""
+
+    client: grpc.InferenceServerClient
+    arrived: queue.Queue
+
+    def send(self, request_id, *, model="chat", timeout_us=None, **values):
+        inputs = [tensor(name, value) for name, value in values.items()]
+        self.client.async_stream_infer(
+            model, inputs, request_id=request_id, enable_empty_final_response=True, timeout=timeout_us
+        )
+
+    def next(self):
+        """Returns (request id, its outputs or None, error, whether it is the final response)."""
+        result, error = self.arrived.get(timeout=PATIENCE_S)
+        if error is not None:
+            return None, None, str(error), True
+        response = result.get_response()
+        outputs = {o.name: result.as_numpy(o.name) for o in response.outputs}
+        final = response.parameters["triton_final_response"].bool_param
+        return response.id, outputs, "", final
+
+    def read(self, count=1):
+        """Returns request id -> its responses, when that many have ended."""
+        found, errors = {}, []
+        while count:
+            request_id, outputs, error, final = self.next()
+            if error:
+                errors.append(error)
+            elif outputs:
+                found.setdefault(request_id, []).append(outputs)
+            count -= final
+        return found, errors
+
+
+@pytest.fixture
+def stream(server):
+    arrived: queue.Queue = queue.Queue()
+    client = grpc.InferenceServerClient(server.grpc)
+    client.start_stream(lambda result, error: arrived.put((result, error)))
+    yield Stream(client, arrived)
+    client.stop_stream(cancel_requests=True)
+    client.close()
+
+
+def tensor(name, value):
+    values = value if isinstance(value, list) else [value]
+    kind = KINDS[type(values[0])] if name != "seed" else "INT64"
+    data = np.array([v.encode() if isinstance(v, str) else v for v in values])
+    found = grpc.InferInput(name, [len(values)], kind)
+    found.set_data_from_numpy(
+        data.astype(object) if kind == "BYTES" else data.astype({"FP32": "f4"}.get(kind, kind.lower()))
+    )
+    return found
+
+
+def post(server, path, body, model="chat"):
+    request = urllib.request.Request(f"http://{server.http}/v2/models/{model}/{path}", json.dumps(body).encode())
+    try:
+        with urllib.request.urlopen(request, timeout=PATIENCE_S) as response:
+            return response.status, response.read().decode()
+    except urllib.error.HTTPError as error:
+        return error.code, error.read().decode()
+
+
+def text_of(responses, index=0):
+    return b"".join(r["text_output"][index] for r in responses).decode()
+
+
+ENDLESS = '{"ignore_eos": true}'
+GREEDY = '{"ignore_eos": true, "max_tokens": 24}'
+
+
+def test_streams_side_by_side_are_the_engines_tokens_one_by_one(stream, plain):
+    for i, prompt in enumerate(PROMPTS):
+        stream.send(str(i), text_input=prompt, stream=True, sampling_parameters=GREEDY, return_token_ids=True)
+    found, errors = stream.read(len(PROMPTS))
+    assert not errors
+    for i, prompt in enumerate(PROMPTS):
+        tokens = [r["token_ids"].tolist() for r in found[str(i)]]
+        assert [t for (t,) in tokens] == list(plain[prompt].token_ids) and text_of(found[str(i)]) == plain[prompt].text
+
+
+def test_one_response_begins_with_the_prompt_as_that_of_tritons_vllm_backend(stream, plain):
+    prompt = PROMPTS[0]
+    stream.send("a", text_input=prompt, stream=False, sampling_parameters=GREEDY)
+    found, errors = stream.read()
+    assert not errors and [text_of(found["a"])] == [prompt + plain[prompt].text] and len(found["a"]) == 1
+
+
+def test_generate_and_generate_stream_over_http(server, plain):
+    prompt = PROMPTS[1]
+    body = {"text_input": prompt, "max_tokens": 24, "ignore_eos": True, "exclude_input_in_output": True}
+    status, text = post(server, "generate", body)
+    assert status == 200 and json.loads(text)["text_output"] == plain[prompt].text
+    # As the documents of Triton's vLLM backend have it: what is no input goes into "parameters".
+    parameters = {"stream": False, "temperature": 0, "max_tokens": 24, "ignore_eos": True}
+    body = {"text_input": prompt, "parameters": parameters}
+    status, text = post(server, "generate", body)
+    assert status == 200 and json.loads(text)["text_output"] == prompt + plain[prompt].text
+    status, text = post(server, "generate_stream", {**body, "parameters": {**parameters, "stream": True}})
+    events = [json.loads(line.removeprefix("data: ")) for line in text.split("\n\n") if line]
+    assert status == 200 and len(events) >= 20
+    assert "".join(e["text_output"] for e in events) == plain[prompt].text
+
+
+def test_a_client_of_tritons_vllm_backend_works_unchanged(stream):
+    """Its parameters are texts, and are sent twice: as a tensor and as the request's own."""
+    parameters = {"temperature": "0.1", "top_p": "0.95", "max_tokens": "10"}
+    inputs = [tensor("text_input", "Hello, my name is"), tensor("stream", True)]
+    inputs.append(tensor("sampling_parameters", json.dumps(parameters)))
+    stream.client.async_stream_infer(
+        "chat",
+        inputs,
+        request_id="7",
+        outputs=[grpc.InferRequestedOutput("text_output")],
+        parameters=parameters,
+        enable_empty_final_response=True,
+    )
+    found, errors = stream.read()
+    assert not errors and 1 <= len(found["7"]) <= 10 and all(list(r) == ["text_output"] for r in found["7"])
+
+
+def test_g35_outputs_come_where_they_are_asked_for(stream, plain):
+    prompt = PROMPTS[0]
+    wanted = ("finish_reason", "cumulative_logprob", "logprobs", "num_input_tokens", "num_output_tokens")
+    stream.send(
+        "all",
+        text_input=prompt,
+        stream=True,
+        sampling_parameters=GREEDY,
+        logprobs=2,
+        **{f"return_{name}": True for name in wanted},
+    )
+    stream.send("none", text_input=prompt, stream=True, sampling_parameters=GREEDY)
+    found, errors = stream.read(2)
+    assert not errors and all(list(r) == ["text_output"] for r in found["none"])
+    responses = found["all"]
+    assert all(set(r) == {"text_output", *wanted} and r["logprobs"].shape == (1,) for r in responses)
+    chosen = [next(iter(entry)) for r in responses for entry in json.loads(r["logprobs"][0])]
+    assert [int(i) for i in chosen] == list(plain[prompt].token_ids)
+    assert [r["num_output_tokens"][0] for r in responses] == list(range(1, 25))
+    assert [r["finish_reason"][0] for r in responses] == [b"null"] * 23 + [b"length"]
+
+
+def test_n_answers(stream):
+    parameters = '{"n": 2, "temperature": 1.0, "seed": 5, "max_tokens": 8, "ignore_eos": true}'
+    stream.send("n", text_input=PROMPTS[0], stream=True, sampling_parameters=parameters)
+    stream.send("one", text_input=PROMPTS[0], sampling_parameters=parameters, exclude_input_in_output=True)
+    found, errors = stream.read(2)
+    (whole,) = found["one"]
+    assert not errors and whole["text_output"].shape == (2,) and len(set(whole["text_output"])) == 2
+    assert [text_of(found["n"], i).encode() for i in range(2)] == whole["text_output"].tolist()
+
+
+def test_g13_g14_a_stop_string_over_token_borders(stream, plain):
+    prompt = PROMPTS[0]
+    text = plain[prompt].text
+    stop = text[3:9]
+    for name, streamed in (("stream", True), ("whole", False)):
+        stream.send(
+            name,
+            text_input=prompt,
+            stream=streamed,
+            sampling_parameters=GREEDY,
+            stop=[stop],
+            return_finish_reason=True,
+            exclude_input_in_output=True,
+        )
+    found, errors = stream.read(2)
+    assert not errors and text_of(found["stream"]) == text_of(found["whole"]) == text[:3]
+    assert found["stream"][-1]["finish_reason"][0] == found["whole"][-1]["finish_reason"][0] == b"stop"
+
+
+def test_errors_of_every_kind_between_good_requests(stream, plain):
+    bad = [
+        (dict(text_input="a", temperature=-1.0), "[invalid_request:temperature] temperature is -1.0; allowed:"),
+        (dict(text_input="a", input_ids=[1]), "[invalid_request:text_input] both text_input and input_ids are given"),
+        (dict(stream=True), "[invalid_request:text_input] neither text_input nor input_ids is given"),
+        (dict(text_input="a", sampling_parameters="{"), "[invalid_request:sampling_parameters] sampling_parameters is"),
+        (dict(input_ids=[49152]), "[invalid_request:input_ids] the prompt has token id 49152; allowed: 0 to 49151"),
+        (dict(input_ids=[5] * 4096), "[context_length_exceeded] the prompt has 4096 tokens, 4095 are allowed"),
+        (dict(text_input="a", max_tokens=4000, deadline_ms=0.001, sampling_parameters=ENDLESS), "[deadline]"),
+    ]
+    for i, (values, _) in enumerate(bad):
+        stream.send(f"good{i}", text_input=PROMPTS[i % 4], stream=True, sampling_parameters=GREEDY)
+        stream.send(f"bad{i}", **values)
+    found, errors = stream.read(2 * len(bad))
+    for _, words in bad:
+        assert sum(words in e for e in errors) == 1, (words, errors)
+    for i in range(len(bad)):
+        assert text_of(found[f"good{i}"]) == plain[PROMPTS[i % 4]].text
+
+
+def test_a_full_queue_refuses_with_its_numbers(stream):
+    """The model `alone` computes one request; one may wait."""
+    stream.send("running", model="alone", text_input="a", stream=True, max_tokens=80, sampling_parameters=ENDLESS)
+    assert stream.next()[0] == "running"
+    for i in range(3):
+        stream.send(f"more{i}", model="alone", text_input="b", max_tokens=1)
+    found, errors = stream.read(4)
+    assert len(errors) == 2 and all("[overloaded] 1 requests wait already, 1 are allowed" in e for e in errors)
+    assert len(found["running"]) >= 70 and "more0" in found
+
+
+def test_f09_f10_a_cancel_frees_the_model(server):
+    """`alone` computes one request at a time: the next one begins only when the cancelled one is gone."""
+    arrived: queue.Queue = queue.Queue()
+    endless = dict(text_input="a", stream=True, max_tokens=1200, sampling_parameters=ENDLESS)
+    with grpc.InferenceServerClient(server.grpc) as client:
+        client.start_stream(lambda result, error: arrived.put((result, error)))
+        first = Stream(client, arrived)
+        first.send("endless", model="alone", **endless)
+        assert first.next()[0] == "endless"
+        client.stop_stream(cancel_requests=True)
+    status, text = post(server, "generate", {"text_input": "b", "max_tokens": 2}, model="alone")
+    assert status == 200 and json.loads(text)["text_output"].startswith("b")
+    assert first.arrived.qsize() < 600  # it was not computed to its end
+
+
+def test_f09_a_disconnected_http_stream_frees_the_model(server):
+    body = {"text_input": "a", "stream": True, "max_tokens": 1200, "ignore_eos": True}
+    request = urllib.request.Request(f"http://{server.http}/v2/models/alone/generate_stream", json.dumps(body).encode())
+    with urllib.request.urlopen(request, timeout=PATIENCE_S) as response:
+        assert response.readline().startswith(b"data: ")
+    status, text = post(server, "generate", {"text_input": "b", "max_tokens": 2}, model="alone")
+    assert status == 200 and json.loads(text)["text_output"].startswith("b")
+
+
+def test_a_deadline_and_tritons_own_timeout_end_an_answer(stream):
+    # Without ignore_eos an answer may be one token long, so it is taken; with this bias it is not.
+    endless = '{"logit_bias": {"0": -100, "2": -100}, "max_tokens": 1200}'
+    values = dict(text_input="a", sampling_parameters=endless, return_finish_reason=True, return_num_output_tokens=True)
+    stream.send("deadline", deadline_ms=1500.0, **values)
+    stream.send("timeout", timeout_us=1_500_000, **values)
+    found, errors = stream.read(2)
+    assert not errors
+    for name in ("deadline", "timeout"):
+        (response,) = found[name]
+        assert response["finish_reason"][0] == b"deadline" and 0 < response["num_output_tokens"][0] < 1200
