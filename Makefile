@@ -54,6 +54,7 @@ bench-llm: $(READY) $(PEERS)/genai/.installed ## the LLM engine: its scheduler, 
 	$(BIN)/python -m perf.benchmarks.llm.features $(SMOLLM2)
 	$(BIN)/python -m perf.benchmarks.llm.speculation $(SMOLLM2)
 	$(BIN)/python -m perf.benchmarks.llm.sampling
+	$(BIN)/python -m perf.benchmarks.llm.structured $(SMOLLM2)
 	$(BIN)/python -m perf.benchmarks.llm.perplexity $(SMOLLM2)
 	mkdir -p $(PEERS)/model && cp -u $(SMOLLM2) $(PEERS)/model/smollm2.gguf
 	$(BIN)/python -m perf.benchmarks.llm.huggingface_copy $(PEERS)/model/smollm2.gguf $(PEERS)/model/huggingface

@@ -125,7 +125,10 @@ def test_drafts_have_a_row_each_and_move_nothing(grammars, tokenizer):
     assert allowed(grammars, matcher) == before
 
 
-def test_many_at_once_are_each_alone(grammars, tokenizer):
+@pytest.mark.parametrize("num_threads", [1, 2])
+def test_many_at_once_are_each_alone(bytewise, num_threads):
+    _, tokenizer = bytewise
+    grammars = Grammars(tokenizer, tokenizer.vocab_size, num_threads=num_threads)
     values = [{"regex": "[a-z]{2,5}"}, {"choice": ["then", "there"]}, {"json_object": True}, {"regex": "t+"}] * 4
     matchers = [matcher_of(grammars, value) for value in values]
     drafts = [[next(iter(allowed(grammars, m)[0]))] if i % 2 else [] for i, m in enumerate(matchers)]
@@ -134,6 +137,7 @@ def test_many_at_once_are_each_alone(grammars, tokenizer):
         (alone,) = grammars.masks([MaskRequest(matcher, draft)])
         assert np.array_equal(mask, alone)
     assert grammars.num_masks > 0 and grammars.mask_seconds > 0
+    grammars.close()
 
 
 def test_the_end_token_is_banned_where_it_does_not_end_the_answer(grammars, tokenizer):
