@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import queue
+import re
 import urllib.error
 import urllib.request
 from dataclasses import dataclass
 
+import jsonschema
 import numpy as np
 import pytest
 import tritonclient.grpc as grpc
@@ -290,3 +292,53 @@ def test_a_deadline_and_tritons_own_timeout_end_an_answer(stream):
     for name in ("deadline", "timeout"):
         (response,) = found[name]
         assert response["finish_reason"][0] == b"deadline" and 0 < response["num_output_tokens"][0] < 1200
+
+
+PERSON = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 20},
+        "age": {"type": "integer", "maximum": 99, "minimum": 0},
+    },
+    "required": ["name", "age"],
+    "additionalProperties": False,
+}
+
+
+def test_structured_output_beside_free_answers(server, stream, plain):
+    """In the server's own process; each grammar is compiled first in one that it starts."""
+    kept = {
+        "json": {"json": PERSON},
+        "regex": {"regex": r"[A-Z][a-z]{1,9} \d{2}!"},
+        "choice": {"choice": ["Paris", "London"]},
+    }
+    for name, value in kept.items():
+        for i, prompt in enumerate(PROMPTS[:2]):
+            parameters = json.dumps({"structured_outputs": value, "max_tokens": 90, "temperature": 1.5, "seed": i})
+            stream.send(f"{name}{i}", text_input=prompt, stream=True, sampling_parameters=parameters)
+            stream.send(f"free {name}{i}", text_input=prompt, stream=True, sampling_parameters=GREEDY)
+    found, errors = stream.read(12)
+    assert not errors
+    for i, prompt in enumerate(PROMPTS[:2]):
+        jsonschema.validate(json.loads(text_of(found[f"json{i}"])), PERSON)
+        assert re.fullmatch(kept["regex"]["regex"], text_of(found[f"regex{i}"]))
+        assert text_of(found[f"choice{i}"]) in kept["choice"]["choice"]
+        assert all(text_of(found[f"free {name}{i}"]) == plain[prompt].text for name in kept)
+    # As `/generate` has it: what is no input of the model is a parameter; Triton takes no objects there.
+    body = {"text_input": "A person:", "sampling_parameters": json.dumps({"structured_outputs": {"json": PERSON}})}
+    status, text = post(server, "generate", {**body, "max_tokens": 90, "exclude_input_in_output": True})
+    assert status == 200
+    jsonschema.validate(json.loads(json.loads(text)["text_output"]), PERSON)
+
+
+def test_grammars_of_strangers_stop_nobody(stream, plain):
+    """The second would keep the library busy for ever."""
+    endless = {"allOf": [{"type": "string", "pattern": f"a{{{i}}}b*"} for i in range(30)]}
+    for i, value in enumerate([{"regex": "(("}, {"json": endless}, {"json": {"$ref": "http://localhost/a.json"}}]):
+        parameters = json.dumps({"structured_outputs": value})
+        stream.send(f"bad{i}", text_input="a", sampling_parameters=parameters)
+    stream.send("good", text_input=PROMPTS[0], stream=True, sampling_parameters=GREEDY)
+    found, errors = stream.read(4)
+    assert len(errors) == 3 and all("[invalid_request:structured_outputs]" in error for error in errors)
+    assert sum("processor time" in error for error in errors) == 1
+    assert text_of(found["good"]) == plain[PROMPTS[0]].text

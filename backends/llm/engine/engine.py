@@ -88,6 +88,10 @@ class LLMEngine:
     def has_requests(self) -> bool:
         return bool(self._groups)
 
+    def lacks_grammar(self, params: SamplingParams) -> bool:
+        """Returns whether `add_request` would have to compile a grammar; safe for threads."""
+        return params.structured_outputs is not None and not self._grammars.knows(params.structured_outputs)
+
     def compile_grammar(self, params: SamplingParams) -> None:
         """Compiles what `params.structured_outputs` asks for, so that `add_request` finds it; safe for threads.
 

@@ -98,6 +98,11 @@ class Grammars:
         self.num_masks = 0
         self.mask_seconds = 0.0
 
+    def knows(self, wanted: StructuredOutputs) -> bool:
+        """Returns whether a grammar is compiled already."""
+        with self._lock:
+            return wanted in self._kept
+
     def compile(self, wanted: StructuredOutputs, *, ignore_eos: bool = False) -> Matcher:
         """Returns a matcher at the start of its grammar; one that was compiled before costs a copy.
 

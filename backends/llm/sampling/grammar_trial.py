@@ -69,6 +69,7 @@ class GrammarTrial:
         self._vocabulary = vocabulary
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
+        self._closed = False
 
     def error(self, lark: str) -> str:
         """Returns what is wrong with a grammar, "" if it can be compiled here.
@@ -77,6 +78,8 @@ class GrammarTrial:
             EnvironmentLacks: the process cannot be started.
         """
         with self._lock:
+            if self._closed:
+                return "the model is being unloaded"
             if self._process is None:
                 self._process = self._started()
             reply = self._asked(self._process, lark.encode())
@@ -86,8 +89,9 @@ class GrammarTrial:
             return reply.decode()
 
     def close(self) -> None:
-        """Ends the process."""
+        """Ends the process for good."""
         with self._lock:
+            self._closed = True
             self._end()
 
     def _started(self) -> subprocess.Popen[bytes]:

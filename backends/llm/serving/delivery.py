@@ -69,6 +69,10 @@ class Delivery:
         """Takes a request's channel over; to be called before the engine hears of the request."""
         self._work.put(lambda: self._take_over(_Open(request_id, channel, builder)))
 
+    def if_open(self, request_id: str, then: Callable[[], None]) -> None:
+        """Calls `then` if the request has not ended; after an abort of it that came before, never."""
+        self._work.put(lambda: then() if request_id in self._open else None)
+
     def step(self, outputs: Sequence[StepOutput]) -> None:
         """See Sink; waits until the step before is delivered."""
         self._previous_step.acquire()

@@ -6,15 +6,17 @@ import itertools
 import logging
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from backends.llm.engine.engine import LLMEngine
 from backends.llm.serving.delivery import Channel, Delivery
 from backends.llm.serving.engine_thread import EngineThread
 from backends.llm.serving.errors import UNLOADING, response_error
+from backends.llm.serving.grammar_queue import GrammarQueue
 from backends.llm.serving.observer import EngineObserver
 from backends.llm.serving.options import ServiceOptions
-from backends.llm.serving.requests import Tensors, request_from_tensors
+from backends.llm.serving.requests import ServedRequest, Tensors, request_from_tensors
 from backends.llm.serving.responses import ResponseBuilder
 
 log = logging.getLogger(__name__)
@@ -35,6 +37,7 @@ class Service:
         self._closed = False
         self._delivery = Delivery(self._abort)
         self._thread = EngineThread(engine, self._delivery, observers)
+        self._grammars = GrammarQueue(engine)
 
     @classmethod
     def load(cls, folder: Path, options: ServiceOptions) -> Service:
@@ -76,14 +79,35 @@ class Service:
             return
         request_id = str(next(self._ids))
         self._delivery.open(request_id, channel, ResponseBuilder(request, self._tokenizer))
-        self._thread.add(request_id, request)
+        if not self._grammars.lacks(request.params):
+            self._thread.add(request_id, request)
+            return
+        try:
+            self._grammars.compile(request.params, lambda *result: self._compiled(request_id, request, *result))
+        except Exception as error:  # the queue is full, or closed by now
+            self._refuse(request_id, error)
 
     def close(self, timeout_s: float = 30.0) -> None:
         """Ends all requests, and returns when both threads have ended or the time is over."""
         self._closed = True
+        self._grammars.close()
         if not self._thread.close(timeout_s):
             log.error("the engine's step did not end within %g s", timeout_s)
         self._delivery.close(timeout_s)
+
+    def _compiled(self, request_id: str, request: ServedRequest, error: Exception | None, took_ms: float) -> None:
+        """Hands a request over whose grammar is compiled now, if its client still waits."""
+        if error is not None:
+            self._refuse(request_id, error)
+            return
+        if request.deadline_ms is not None:
+            request = replace(request, deadline_ms=request.deadline_ms - took_ms)
+        self._delivery.if_open(request_id, lambda: self._thread.add(request_id, request))
+
+    def _refuse(self, request_id: str, error: Exception) -> None:
+        refusal = response_error(error)
+        self._thread.refused(refusal)
+        self._delivery.refuse(request_id, refusal)
 
     def _abort(self, request_id: str) -> None:
         self._thread.abort(request_id)

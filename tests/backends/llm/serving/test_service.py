@@ -177,6 +177,33 @@ class Gate:
         self._may.set()
 
 
+def test_a_grammar_is_compiled_beside_the_engine(make_service):
+    """While one request's grammar compiles the others go on; a client that left meanwhile is not served."""
+    engine = make_engine()
+    may, compile_grammar = threading.Event(), engine.compile_grammar
+    engine.compile_grammar = lambda params: may.wait(60) and compile_grammar(params)
+    service = make_service(engine=engine)
+    pattern = json.dumps({"structured_outputs": {"regex": "[a-c]{5}"}})
+    waiting = ask(service, text_input="hello", sampling_parameters=pattern)
+    gone = ask(service, RecordingChannel(cancelled=True), text_input="hello", sampling_parameters=pattern)
+    assert ask(service, text_input="hello", max_tokens=9).wait().text == answer("hello", 9)
+    assert not gone.wait().responses and not waiting.responses
+    may.set()
+    assert set(waiting.wait().text) <= set("abc") and len(waiting.text) == 5
+    again = ask(service, text_input="hello", sampling_parameters=pattern)  # known by now
+    assert again.wait().text == waiting.text
+    assert not engine.has_requests and engine.stats().num_masks == 10
+
+
+def test_a_grammar_that_is_not_taken_is_an_invalid_request(make_service):
+    service = make_service()
+    for value in ({"regex": "(("}, {"regex": ""}, {"json": {"uniqueItems": True}}):
+        text = json.dumps({"structured_outputs": value})
+        (error,) = ask(service, text_input="hello", sampling_parameters=text).wait().errors
+        assert str(error).startswith("[invalid_request:structured_outputs]")
+    assert ask(service, text_input="hello", max_tokens=9).wait().text == answer("hello", 9)
+
+
 def test_f09_f10_generation_ends_within_three_steps_of_a_cancel_and_the_blocks_are_free(make_service):
     engine = make_engine()
     service = make_service(engine=engine)
