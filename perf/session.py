@@ -129,13 +129,23 @@ def build_workload(metadata: ModelMetadata, question: Question) -> Workload:
 
 
 def find_model(client: TritonClient, model: str, version: str, address: str) -> ModelMetadata:
-    """The model's metadata; raises `UsageError` with what the server has loaded where it is not."""
+    """The model's metadata; raises `UsageError` with what the server has where it is not ready or unknown."""
     try:
         return client.metadata(model, version)
     except ServerError as error:
-        names = client.model_names()
-        if model not in names:
+        names = _model_names(client)
+        if names is not None and model not in names:
             message = f"no model {model!r} at {address}; its models: {', '.join(names) or 'none'}"
-        else:
+        elif version:
             message = f"model {model!r} has no version {version!r} that is ready: {error.message}"
+        else:
+            message = f"model {model!r} is not ready at {address}: {error.message}"
         raise UsageError(message) from error
+
+
+def _model_names(client: TritonClient) -> list[str] | None:
+    """The names of the server's models; None where it keeps them to itself, as `compile serve` does without its key."""
+    try:
+        return client.model_names()
+    except ServerError:
+        return None

@@ -179,7 +179,8 @@ def _settings(options: Mapping[str, Any]) -> LlmSettings:
 
 def _question(options: Mapping[str, Any]) -> LlmQuestion:
     endpoint = options["endpoint"]
-    address = options["url"] or f"127.0.0.1:{_PORTS[endpoint]}"
+    url = options["url"] or f"127.0.0.1:{_PORTS[endpoint]}"
+    address = url.removeprefix("http://").removesuffix("/").removesuffix("/v1")  # as `compile serve` prints it
     Target(address, "http")  # checks it
     prefix = options["shared_prefix"]
     return LlmQuestion(

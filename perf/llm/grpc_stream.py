@@ -2,47 +2,70 @@
 
 from __future__ import annotations
 
-import time
-from dataclasses import dataclass
+import asyncio
+import contextlib
 from typing import Any
 
 from perf.errors import RequestFailed
-from perf.grpc_sender import GrpcSender
 from perf.llm.answers import NO_USAGE, Answer, Piece, chunks_of
+from perf.llm.grpc_connection import GrpcConnection, GrpcReceived
 from perf.records import ErrorKind
 
 _METHOD = "/inference.GRPCInferenceService/ModelStreamInfer"
-_ERROR_TAG = 0x0A  # a message that begins with it has an error text: field 1
 
 
-@dataclass(frozen=True)
-class GrpcReceived:
-    """The messages of one stream, and when each came."""
+class GrpcStreamSender:
+    """A stream for each request, all on one connection, which is made anew when it breaks.
 
-    stamps_ns: list[int]
-    messages: list[bytes]
+    One message from us and the end of our side are, on the wire, what a call with a single request sends.
 
-    @property
-    def failed(self) -> bool:
-        """True when a message is an error."""
-        return any(message[:1] == bytes((_ERROR_TAG,)) for message in self.messages)
+    Args:
+        address: `host:port`.
+        timeout_s: seconds that one request may take.
+    """
 
+    def __init__(self, address: str, timeout_s: float) -> None:
+        self._address = address
+        self._timeout_s = timeout_s
+        self._connection: asyncio.Future[GrpcConnection] | None = None
 
-class GrpcStreamSender(GrpcSender):
-    """A stream for each request, all on one connection."""
+    async def open(self, connections: int) -> None:
+        """Connect, so that no measured request pays for it. `connections` is for HTTP: gRPC shares one."""
+        # A server that is not there is for the requests to find out, and counted there.
+        with contextlib.suppress(RequestFailed):
+            await self._connect()
 
-    def _make_method(self, channel: Any) -> Any:
-        # One message from us and the end of our side are, on the wire, what a call with a single request sends.
-        return channel.unary_stream(_METHOD)
-
-    async def _call(self, payload: bytes) -> GrpcReceived:
-        received = GrpcReceived([], [])
-        async for message in self._method(payload, timeout=self._timeout_s):
-            received.stamps_ns.append(time.perf_counter_ns())
-            received.messages.append(message)
+    async def send(self, payload: bytes) -> GrpcReceived:
+        """Send one request and return what came; raises `RequestFailed` when it fails."""
+        connection = await self._connect()
+        received = await connection.call(payload, self._timeout_s)
         if not received.messages:
             raise RequestFailed("empty stream", "the stream ended without a response")
         return received
+
+    async def close(self) -> None:
+        if self._connection is not None and self._connection.done() and not self._connection.exception():
+            self._connection.result().close()
+            await asyncio.sleep(0)  # lets the transport run its connection_lost
+
+    async def _connect(self) -> GrpcConnection:
+        """The connection in use; the first that needs a new one makes it, and the others wait for it."""
+        current = self._connection
+        broken = current is None or (current.done() and (current.exception() or not current.result().usable))
+        if current is None or broken:
+            current = self._connection = asyncio.ensure_future(self._open_one())
+        return await asyncio.shield(current)
+
+    async def _open_one(self) -> GrpcConnection:
+        host, _, port = self._address.rpartition(":")
+        opening = asyncio.get_running_loop().create_connection(
+            lambda: GrpcConnection(self._address, _METHOD), host.strip("[]"), int(port)
+        )
+        try:
+            _, connection = await asyncio.wait_for(opening, self._timeout_s)
+        except (OSError, asyncio.TimeoutError) as error:
+            raise RequestFailed("connection", str(error) or "connecting took too long") from None
+        return connection
 
 
 def read_grpc(received: GrpcReceived) -> Answer:

@@ -32,7 +32,7 @@ class Script:
         itl_s: between chunks.
         chunks: tokens of each; their sum is the answer's length.
         error: sent in place of the rest, after the chunks; a whole answer is refused with it.
-        status: of HTTP; other than 200 the error comes at once.
+        status: of HTTP; other than 200 the error comes at once, over gRPC as UNAVAILABLE.
     """
 
     ttft_s: float = 0.0
@@ -174,6 +174,8 @@ class FakeTriton(service_pb2_grpc.GRPCInferenceServiceServicer):
             inputs: dict[str, Any] = {tensor.name: content for tensor, content in tensors}
             inputs["sampling_parameters"] = json.loads(inputs["sampling_parameters"][4:])
             script, seen = self._fake.enter(inputs)
+            if script.status != 200:
+                await context.abort(grpc.StatusCode.UNAVAILABLE, script.error)
             total = 0
             async for tokens in self._fake.play(script, seen):
                 total += tokens

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Iterator
-from itertools import pairwise
+from dataclasses import replace
+from itertools import islice, pairwise
 from statistics import median
 
+import numpy as np
 import pytest
 
 from perf.arrivals import Arrivals, ClosedLoop, OpenLoop
@@ -14,7 +16,7 @@ from perf.errors import ServerUnreachable, UsageError
 from perf.llm.lengths import Lengths
 from perf.llm.measurement import LlmRun, LlmSettings, run_llm, summarise_llm
 from perf.llm.metrics import ttft_ms
-from perf.llm.prompts import PromptOptions
+from perf.llm.prompts import PromptOptions, make_requests
 from perf.llm.session import LlmQuestion, open_llm_session
 from tests.perf.fake_llm_server import FakeLlm, Script, run_fake_llm
 
@@ -110,11 +112,34 @@ def test_kinds_of_our_errors_are_kept_apart(llm: FakeLlm) -> None:
     assert [(error.kind, error.count) for error in measured.errors] == [("stream overloaded", 2)]
 
 
-def test_h07_refusals_of_the_openai_api_are_failures_by_status(llm: FakeLlm) -> None:
-    llm.script = lambda number: Script(status=503 if number < 3 else 200, error="full" if number < 3 else None)
-    measured = summarise_llm(run(llm, "openai", request_count=5), ClosedLoop(1), LlmSettings())
+@pytest.mark.parametrize(("endpoint", "kind"), [("grpc", "grpc UNAVAILABLE"), ("openai", "http 503")])
+def test_h07_refusals_are_failures_by_status(llm: FakeLlm, endpoint: str, kind: str) -> None:
+    llm.script = lambda number: Script(status=503 if number < 3 else 200, error="full: 100 %" if number < 3 else None)
+    measured = summarise_llm(run(llm, endpoint, request_count=5), ClosedLoop(1), LlmSettings())
     assert (measured.completed, measured.failed) == (2, 3)
-    assert [(error.kind, error.message) for error in measured.errors] == [("http 503", "full")]
+    assert [(error.kind, error.message) for error in measured.errors] == [(kind, "full: 100 %")]
+
+
+@pytest.mark.parametrize("endpoint", ENDPOINTS)
+def test_prompts_larger_than_a_window_arrive_whole(llm: FakeLlm, endpoint: str) -> None:
+    """A quarter of a MB each, three at a time: HTTP/2 lets 64 KiB of them through before the server asks for more."""
+    prompts = PromptOptions(input_lengths=Lengths("fixed", 60_000), token_ids=(0, 1 << 30))
+    assert all(outcome.ok for outcome in run(llm, endpoint, ClosedLoop(3), prompts, request_count=6).outcomes)
+    want = [request.prompt for request in islice(make_requests(prompts), 6)]
+    if endpoint == "grpc":
+        got = [tuple(np.frombuffer(seen.request["input_ids"], np.int32).tolist()) for seen in llm.seen]
+    else:
+        got = [tuple(seen.request["prompt"]) for seen in llm.seen]
+    assert sorted(got) == sorted(want)
+
+
+@pytest.mark.parametrize("endpoint", ENDPOINTS)
+def test_an_answer_that_takes_too_long_is_a_timeout_and_the_others_go_on(llm: FakeLlm, endpoint: str) -> None:
+    llm.script = lambda number: Script(ttft_s=3600.0 if number == 1 else 0.0)
+    session = open_llm_session(replace(question(llm, endpoint), timeout_s=0.5))
+    found = run_llm(session.wire, session.payloads, ClosedLoop(2), LlmSettings(request_count=8))
+    kinds = [outcome.answer.error.kind for outcome in found.outcomes if outcome.answer.error is not None]
+    assert len(found.outcomes) == 8 and kinds == ["timeout"]
 
 
 def test_tokens_are_those_of_the_usage_where_chunks_do_not_say(llm: FakeLlm) -> None:
