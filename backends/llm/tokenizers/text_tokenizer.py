@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import tokenizers
@@ -53,6 +54,10 @@ class TextTokenizer:
     @property
     def vocab_size(self) -> int:
         return self._vocab_size
+
+    def save(self, path: Path) -> None:
+        """Writes tokenizer.json, as the library `tokenizers` reads it."""
+        self._tokenizer.save(str(path))
 
     @property
     def bos_token_id(self) -> int | None:

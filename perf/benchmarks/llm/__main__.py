@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
-import subprocess
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from perf.benchmarks.llm import workload
+from perf.benchmarks.llm.json_child import JsonChild
 
 PEERS = Path(__file__).parent / "peers"
 OURS = "modelkiln"
@@ -30,13 +28,13 @@ ROUNDS = {
 class Peer:
     """A running peer: `load_s` and `name` are what it says of itself."""
 
-    process: subprocess.Popen[str]
+    child: JsonChild
     name: str
     load_s: float
 
     def run(self, work: workload.Round) -> float:
         """Returns tokens per second of one round: of the answers, or of the prompt where there is one new token."""
-        answer = _ask(self.process, work)
+        answer = self.child.ask(work)
         prompt = sum(len(r["token_ids"]) for r in work["requests"])
         single = all(r["max_tokens"] == 1 for r in work["requests"])
         return float((prompt if single else answer["output_tokens"]) / answer["seconds"])
@@ -57,9 +55,7 @@ def main() -> int:
         _print_table(peers, {name: _measure(peers, work, arguments.rounds) for name, work in rounds.items()})
     finally:
         for peer in peers.values():
-            assert peer.process.stdin is not None
-            peer.process.stdin.close()
-            peer.process.wait()
+            peer.child.close()
     return 0
 
 
@@ -95,30 +91,8 @@ def _cell(speeds: list[float]) -> str:
 
 def _start(name: str, python: str, model: Path, threads: int) -> Peer:
     print(f"starting {name}", file=sys.stderr)
-    process = subprocess.Popen(
-        [python, str(PEERS / f"{name}.py"), str(model.resolve()), str(threads)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    ready = _read(process)
-    return Peer(process, ready["name"], ready["load_s"])
-
-
-def _ask(process: subprocess.Popen[str], work: Mapping[str, Any]) -> dict[str, Any]:
-    assert process.stdin is not None
-    process.stdin.write(json.dumps(work) + "\n")
-    process.stdin.flush()
-    return _read(process)
-
-
-def _read(process: subprocess.Popen[str]) -> dict[str, Any]:
-    assert process.stdout is not None
-    line = process.stdout.readline()
-    if not line:
-        raise SystemExit(f"{process.args!r} ended with exit code {process.wait()}")
-    answer: dict[str, Any] = json.loads(line)
-    return answer
+    child = JsonChild([python, str(PEERS / f"{name}.py"), str(model.resolve()), str(threads)])
+    return Peer(child, child.ready["name"], child.ready["load_s"])
 
 
 if __name__ == "__main__":

@@ -14,6 +14,8 @@ from safetensors.numpy import save_file
 
 from backends.llm.loaders import load_model
 from backends.llm.models.weights import values
+from backends.llm.tokenizers import load_tokenizer
+from backends.llm.tokenizers.text_tokenizer import TextTokenizer
 from compiler.errors import ModelRefused
 
 
@@ -44,6 +46,11 @@ def main(source: Path, folder: Path) -> int:
     (folder / "config.json").write_text(json.dumps(config, indent=1) + "\n", encoding="utf-8")
     tensors = {name: values(weight).astype(ml_dtypes.bfloat16) for name, weight in model.weights.items()}
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    tokenizer = load_tokenizer(source)
+    assert isinstance(tokenizer, TextTokenizer)
+    tokenizer.save(folder / "tokenizer.json")
+    stated = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<|im_end|>", "bos_token": "<|im_start|>"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(stated) + "\n", encoding="utf-8")
     return 0
 
 
