@@ -1,7 +1,9 @@
 """Clients of a Triton server: one interface over gRPC and HTTP, with inputs checked before they are sent."""
 
 from clients.async_grpc import AsyncGrpcClient
+from clients.async_http import AsyncHttpClient
 from clients.errors import (
+    ClientClosed,
     ClientError,
     ContextLengthExceeded,
     DeadlineExceeded,
@@ -18,14 +20,17 @@ from clients.errors import (
 from clients.generation import Chunk, Generation, Usage
 from clients.grpc import GrpcClient
 from clients.http import HttpClient
-from clients.streams import AsyncTextStream
+from clients.retries import RetryPolicy
+from clients.streams import AsyncTextStream, TextStream
 from clients.tensors import EncodedBytes, encode_fixed_width
 from clients.types import ModelMetadata, TensorMetadata, check_inputs
 
 __all__ = [
     "AsyncGrpcClient",
+    "AsyncHttpClient",
     "AsyncTextStream",
     "Chunk",
+    "ClientClosed",
     "ClientError",
     "ContextLengthExceeded",
     "DeadlineExceeded",
@@ -39,11 +44,13 @@ __all__ = [
     "MissingDependency",
     "ModelMetadata",
     "Overloaded",
+    "RetryPolicy",
     "ServerError",
     "ServerUnavailable",
     "SharedMemoryError",
     "StreamBroken",
     "TensorMetadata",
+    "TextStream",
     "Usage",
     "check_inputs",
     "encode_fixed_width",

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from types import TracebackType
 from typing import Any, ClassVar, TypeVar
 
-from clients.core import ClientCore, generate_limit_s
-from clients.errors import ServerError, ServerUnavailable
+from clients.core import ClientCore
+from clients.errors import ClientError, ServerError, ServerUnavailable
 from clients.generation import GenerateOptions, Generation, Prompt, generate_request
 from clients.protocol import Arrays, Call, Json, Protocol
 from clients.requests import InferRequest, InputValue, Outputs, build_request
+from clients.retries import NO_RETRIES, RetryPolicy
 from clients.streams import AsyncSource, AsyncTextStream, whole_answer
 from clients.types import ModelMetadata, metadata_from_json
 
@@ -27,6 +29,7 @@ class AsyncTritonClient(ClientCore, ABC):
     """
 
     _protocol: ClassVar[Protocol]
+    _loop: asyncio.AbstractEventLoop | None = None
 
     async def config(self, model: str, version: str = "") -> Json:
         """The model's configuration, as the JSON form of Triton's `ModelConfig`."""
@@ -55,14 +58,14 @@ class AsyncTritonClient(ClientCore, ABC):
     async def is_ready(self) -> bool:
         """True when the server answers and says it is ready; False when it does not, or is not there."""
         try:
-            return await self._run(self._protocol.server_ready())
+            return await self._run(self._protocol.server_ready(), retries=NO_RETRIES)
         except (ServerUnavailable, ServerError):
             return False
 
     async def model_ready(self, name: str, version: str = "") -> bool:
         """True when the model can serve; False when it cannot, or is unknown."""
         try:
-            return await self._run(self._protocol.model_ready(name, version))
+            return await self._run(self._protocol.model_ready(name, version), retries=NO_RETRIES)
         except ServerError:
             return False
 
@@ -122,12 +125,11 @@ class AsyncTritonClient(ClientCore, ABC):
     def _text_stream(
         self, model: str, prompt: Prompt, sampling: Mapping[str, Any], options: GenerateOptions, *, stream: bool
     ) -> AsyncTextStream:
-        async def start() -> AsyncSource:
+        async def prepare() -> InferRequest:
             metadata = await self.metadata(model, options.version)
-            request = generate_request(metadata, prompt, sampling, options, stream=stream)
-            return await self._start(request, generate_limit_s(options.timeout_s))
+            return generate_request(metadata, prompt, sampling, options, stream=stream)
 
-        return AsyncTextStream(self.url, start)
+        return AsyncTextStream(self.url, prepare, self._start, self._attempts_to_generate(options))
 
     async def close(self) -> None:
         """Close every connection. A second call does nothing; a later request raises."""
@@ -142,6 +144,13 @@ class AsyncTritonClient(ClientCore, ABC):
     ) -> None:
         await self.close()
 
+    def _bind_loop(self) -> None:
+        """Connections belong to the event loop in which they are made."""
+        if self._loop is None:
+            self._loop = asyncio.get_running_loop()
+        elif self._loop is not asyncio.get_running_loop():
+            raise ClientError("this client belongs to the event loop that used it first; make one for each loop")
+
     @abstractmethod
     async def _send(self, call: Call[Any], timeout_s: float) -> Any:
         """Make one attempt and return what came back, for the call to parse."""
@@ -153,6 +162,15 @@ class AsyncTritonClient(ClientCore, ABC):
     @abstractmethod
     async def _close(self) -> None: ...
 
-    async def _run(self, call: Call[Answer], timeout_s: float | None = None) -> Answer:
-        limit = self.timeout_s if timeout_s is None else timeout_s
-        return call.parse(await self._send(call, limit))
+    async def _run(
+        self, call: Call[Answer], timeout_s: float | None = None, *, retries: RetryPolicy | None = None
+    ) -> Answer:
+        attempts = self._attempts(timeout_s, retries, repeatable=call.repeatable)
+        while True:
+            try:
+                answer = call.parse(await self._send(call, attempts.left_s))
+            except ClientError as error:
+                await asyncio.sleep(attempts.wait_s(error))
+            else:
+                attempts.succeeded()
+                return answer

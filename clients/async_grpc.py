@@ -6,19 +6,21 @@ import asyncio
 from typing import Any
 
 from clients.async_base import AsyncTritonClient
-from clients.errors import ClientError, ServerUnavailable, StreamBroken
+from clients.errors import ClientClosed, ClientError, ServerUnavailable, StreamBroken
 from clients.generation import GetOutput
 from clients.grpc_protocol import (
     CHANNEL_OPTIONS,
     STREAM,
     GrpcProtocol,
     infer_message,
+    messages,
     multicallable,
     read_stream_message,
     rpc_error,
 )
 from clients.protocol import Call
 from clients.requests import InferRequest
+from clients.retries import RetryPolicy
 from clients.streams import AsyncSource
 
 
@@ -27,10 +29,9 @@ class AsyncGrpcClient(AsyncTritonClient):
 
     _protocol = GrpcProtocol()
 
-    def __init__(self, url: str, timeout_s: float = 60.0) -> None:
-        super().__init__(url, timeout_s)
+    def __init__(self, url: str, timeout_s: float = 60.0, retries: RetryPolicy | None = None) -> None:
+        super().__init__(url, timeout_s, retries)
         self._channel: Any = None
-        self._loop: asyncio.AbstractEventLoop | None = None
         self._methods: dict[str, Any] = {}
 
     async def _send(self, call: Call[Any], timeout_s: float) -> Any:
@@ -43,7 +44,7 @@ class AsyncGrpcClient(AsyncTritonClient):
             raise await self._failure(error) from error
         except asyncio.CancelledError:
             if self._closed:
-                raise ServerUnavailable(self.url, "this client was closed during the call", sent=True) from None
+                raise ClientClosed(self.url, sent=True) from None
             raise
 
     async def _start(self, request: InferRequest, timeout_s: float) -> AsyncSource:
@@ -51,14 +52,13 @@ class AsyncGrpcClient(AsyncTritonClient):
 
     def _method(self, name: str) -> Any:
         if self._closed:
-            raise ServerUnavailable(self.url, "this client is closed")
+            raise ClientClosed(self.url)
+        self._bind_loop()
         if self._channel is None:
+            messages()  # whose absence is told with a hint
             import grpc.aio
 
-            self._loop = asyncio.get_running_loop()
             self._channel = grpc.aio.insecure_channel(self.url, options=CHANNEL_OPTIONS)
-        elif self._loop is not asyncio.get_running_loop():
-            raise ClientError("this client belongs to the event loop that used it first; make one for each loop")
         if name not in self._methods:
             create = self._channel.unary_stream if name == STREAM else self._channel.unary_unary
             self._methods[name] = multicallable(create, name)
@@ -67,6 +67,8 @@ class AsyncGrpcClient(AsyncTritonClient):
     async def _failure(self, error: Any) -> ClientError:
         """The error of a call. Triton says UNAVAILABLE of a model that is not ready, too: who answers is there."""
         status, details = error.code().name, str(error.details())
+        if self._closed and status == "CANCELLED":
+            return ClientClosed(self.url, sent=True)
         found = rpc_error(self.url, status, details)
         if status == "UNAVAILABLE" and not isinstance(found, ServerUnavailable) and not await self._is_live():
             return ServerUnavailable(self.url, details, sent=True)
@@ -74,8 +76,6 @@ class AsyncGrpcClient(AsyncTritonClient):
 
     async def _is_live(self) -> bool:
         import grpc
-
-        from clients.grpc_protocol import messages
 
         try:
             answer = await self._method("ServerLive")(messages().ServerLiveRequest(), timeout=min(self.timeout_s, 5.0))

@@ -1,59 +1,62 @@
-"""What both protocols share: a connection per thread, the metadata cache, the one `infer`.
+"""`TritonClient`: what the clients for threads offer over both protocols; a connection for each thread.
 
 Knows nothing of gRPC or HTTP: `clients/grpc.py` and `clients/http.py` say how a call is made.
 """
 
 from __future__ import annotations
 
-import importlib
 import threading
+import time
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
-import numpy as np
-import numpy.typing as npt
-
-from clients.errors import MissingDependency, ServerError, ServerUnavailable
-from clients.types import ModelMetadata, check_inputs, check_outputs, metadata_from_json
+from clients.core import ClientCore
+from clients.errors import ClientClosed, ClientError, ServerError, ServerUnavailable
+from clients.generation import GenerateOptions, Generation, Prompt, generate_request
+from clients.protocol import Arrays, Call, Json, Protocol
+from clients.requests import InferRequest, InputValue, Outputs, build_request
+from clients.retries import NO_RETRIES, RetryPolicy
+from clients.streams import Source, TextStream, whole_answer
+from clients.types import ModelMetadata, metadata_from_json
 
 Self = TypeVar("Self", bound="TritonClient")
-Json = dict[str, Any]
+Answer = TypeVar("Answer")
 
 
-class TritonClient(ABC):
+class TritonClient(ClientCore, ABC):
     """A client of one server. Share it between threads freely; close it once.
 
     Args:
-        url: `host:port`; a scheme in front is dropped.
-        timeout_s: seconds that one call may take, connecting included.
+        url: `host:port`; `http://` or `grpc://` in front is dropped.
+        timeout_s: seconds that one call may take, connecting and trying again included.
+        retries: when a call that failed is made again.
     """
 
-    def __init__(self, url: str, timeout_s: float = 60.0) -> None:
-        self.url = url.split("://", 1)[-1].rstrip("/")
-        self.timeout_s = timeout_s
+    _protocol: ClassVar[Protocol]
+
+    def __init__(self, url: str, timeout_s: float = 60.0, retries: RetryPolicy | None = None) -> None:
+        super().__init__(url, timeout_s, retries)
         self._lock = threading.Lock()
         # Connections are not to be shared between threads (k01): each thread gets its own.
         self._connections: dict[threading.Thread, Any] = {}
-        self._metadata: dict[tuple[str, str], ModelMetadata] = {}
-        self._closed = False
 
-    @abstractmethod
     def config(self, model: str, version: str = "") -> Json:
         """The model's configuration, as the JSON form of Triton's `ModelConfig`."""
+        return self._run(self._protocol.config(model, version))
 
-    @abstractmethod
     def statistics(self, model: str, version: str = "") -> list[Json]:
         """Triton's counters, one entry for each version of `model` that is loaded."""
+        return self._run(self._protocol.statistics(model, version))
 
-    @abstractmethod
     def server_metadata(self) -> Json:
         """The server's name, version and extensions."""
+        return self._run(self._protocol.server_metadata())
 
-    @abstractmethod
     def model_names(self) -> list[str]:
         """Names of the models that are loaded."""
+        return self._run(self._protocol.model_names())
 
     def metadata(self, model: str, version: str = "") -> ModelMetadata:
         """Inputs and outputs of `model`, asked for once and remembered.
@@ -64,7 +67,7 @@ class TritonClient(ABC):
         """
         key = (model, version)
         if key not in self._metadata:
-            answer = self._model_metadata(model, version)
+            answer = self._run(self._protocol.model_metadata(model, version))
             # Only the config tells which inputs are optional, and whether the first dimension is a batch.
             self._metadata[key] = metadata_from_json(answer, self.config(model, version))
         return self._metadata[key]
@@ -72,7 +75,7 @@ class TritonClient(ABC):
     def is_ready(self) -> bool:
         """True when the server answers and says it is ready; False when it does not, or is not there."""
         try:
-            return self._server_ready()
+            return self._run(self._protocol.server_ready(), retries=NO_RETRIES)
         except (ServerUnavailable, ServerError):
             return False
 
@@ -83,28 +86,31 @@ class TritonClient(ABC):
             ServerUnavailable: no server answers.
         """
         try:
-            return self._model_ready(name, version)
+            return self._run(self._protocol.model_ready(name, version), retries=NO_RETRIES)
         except ServerError:
             return False
 
     def infer(
         self,
         model: str,
-        inputs: Mapping[str, npt.ArrayLike],
+        inputs: Mapping[str, InputValue],
         *,
         version: str = "",
-        outputs: Sequence[str] | None = None,
+        outputs: Outputs | None = None,
         timeout_s: float | None = None,
         request_id: str = "",
-    ) -> dict[str, npt.NDArray[Any]]:
+    ) -> Arrays:
         """Run the model once.
 
         Args:
             model: model name.
-            inputs: arrays, lists or scalars by input name; see `clients.types.check_inputs`.
+            inputs: arrays, lists or scalars by input name (see `clients.types.check_inputs`), `EncodedBytes`, or
+                `SharedTensor`s of `shared_memory`.
             version: "" lets the server choose by its version policy.
-            outputs: names of the outputs wanted; None means all.
-            timeout_s: seconds for this call, in place of the client's own.
+            outputs: names of the outputs wanted; None means all. A mapping says of each where in shared memory the
+                server writes it, or None.
+            timeout_s: seconds for this call, in place of the client's own. It travels with the request: a queue
+                drops what nobody waits for any more, where the model's queue policy allows it.
             request_id: comes back in the server's log and traces.
 
         Returns:
@@ -112,16 +118,75 @@ class TritonClient(ABC):
 
         Raises:
             InputError: the request does not fit the model; nothing was sent.
-            ServerError: the server refused or failed it, or the timeout passed.
+            DeadlineExceeded: the timeout passed.
+            ServerError: the server refused or failed it.
             ServerUnavailable: no server answers.
         """
-        metadata = self.metadata(model, version)
-        arrays = check_inputs(metadata, inputs)
-        if outputs is not None:
-            check_outputs(metadata, outputs)
-        datatypes = {tensor.name: tensor.datatype for tensor in metadata.inputs}
         limit = self.timeout_s if timeout_s is None else timeout_s
-        return self._infer(model, version, arrays, datatypes, outputs, limit, request_id)
+        metadata = self.metadata(model, version)
+        request = build_request(metadata, inputs, outputs, version=version, request_id=request_id, timeout_s=limit)
+        return self._run(self._protocol.infer(request), limit)
+
+    def generate(
+        self,
+        model: str,
+        prompt: Prompt,
+        *,
+        version: str = "",
+        request_id: str = "",
+        timeout_s: float | None = None,
+        token_ids: bool = False,
+        tensors: Mapping[str, Any] | None = None,
+        **sampling: Any,
+    ) -> Generation:
+        """The whole answer of a language model.
+
+        Args:
+            model: model name.
+            prompt: text, or token ids, which are taken as they are.
+            version, request_id: as for `infer`.
+            timeout_s: the server ends the answer then, with what there is and the finish reason "deadline". Without it
+                there is no limit but 10 minutes.
+            token_ids: the answer's tokens are wanted, too.
+            tensors: more of the model's inputs by name, such as `priority`, `client` or `cache_salt`.
+            sampling: `max_tokens`, `temperature`, `stop`, `n`, `logprobs` and all other fields of `SamplingParams`;
+                None stands for the default, as it does in `tensors`.
+
+        Raises:
+            InputError: it cannot be sent; nothing was.
+            InvalidRequest, ContextLengthExceeded: the model refused it.
+            Overloaded: its queue is full; nothing was begun.
+            DeadlineExceeded: no answer in time.
+            EngineFailed: the model failed.
+            StreamBroken: the server or the connection ended before the answer.
+            ServerUnavailable: no server answers.
+        """
+        options = GenerateOptions(version, request_id, timeout_s, token_ids, tensors)
+        with self._text_stream(model, prompt, sampling, options, stream=False) as stream:
+            return whole_answer(list(stream))
+
+    def stream(
+        self,
+        model: str,
+        prompt: Prompt,
+        *,
+        version: str = "",
+        request_id: str = "",
+        timeout_s: float | None = None,
+        token_ids: bool = False,
+        tensors: Mapping[str, Any] | None = None,
+        **sampling: Any,
+    ) -> TextStream:
+        """The answer of a language model as it comes; arguments and errors are those of `generate`.
+
+        `break`, an error in the loop and `close` end the answer on the server. Nothing is sent before the first chunk
+        is asked for. Any number of streams may be open at once; each belongs to the thread that reads it.
+
+        Returns:
+            An iterator of `Chunk`s; the last one of each answer has its finish reason and usage.
+        """
+        options = GenerateOptions(version, request_id, timeout_s, token_ids, tensors)
+        return self._text_stream(model, prompt, sampling, options, stream=True)
 
     def close(self) -> None:
         """Close every thread's connection. A second call does nothing; a later request raises."""
@@ -144,25 +209,31 @@ class TritonClient(ABC):
         """A new connection, to be used by one thread. It has `close()` and opens no socket yet."""
 
     @abstractmethod
-    def _model_metadata(self, model: str, version: str) -> Json: ...
+    def _send(self, call: Call[Any], timeout_s: float) -> Any:
+        """Make one attempt and return what came back, for the call to parse."""
 
     @abstractmethod
-    def _server_ready(self) -> bool: ...
+    def _start(self, request: InferRequest, timeout_s: float) -> Source:
+        """Send a request that has many responses."""
 
-    @abstractmethod
-    def _model_ready(self, model: str, version: str) -> bool: ...
+    def _run(self, call: Call[Answer], timeout_s: float | None = None, *, retries: RetryPolicy | None = None) -> Answer:
+        attempts = self._attempts(timeout_s, retries, repeatable=call.repeatable)
+        while True:
+            try:
+                answer = call.parse(self._send(call, attempts.left_s))
+            except ClientError as error:
+                time.sleep(attempts.wait_s(error))
+            else:
+                attempts.succeeded()
+                return answer
 
-    @abstractmethod
-    def _infer(
-        self,
-        model: str,
-        version: str,
-        arrays: Mapping[str, npt.NDArray[Any]],
-        datatypes: Mapping[str, str],
-        outputs: Sequence[str] | None,
-        timeout_s: float,
-        request_id: str,
-    ) -> dict[str, npt.NDArray[Any]]: ...
+    def _text_stream(
+        self, model: str, prompt: Prompt, sampling: Mapping[str, Any], options: GenerateOptions, *, stream: bool
+    ) -> TextStream:
+        def prepare() -> InferRequest:
+            return generate_request(self.metadata(model, options.version), prompt, sampling, options, stream=stream)
+
+        return TextStream(self.url, prepare, self._start, self._attempts_to_generate(options))
 
     def _connection(self) -> Any:
         """This thread's connection; those of threads that have ended are closed on the way."""
@@ -172,35 +243,10 @@ class TritonClient(ABC):
             return connection
         with self._lock:
             if self._closed:
-                raise ServerUnavailable(self.url, "this client is closed")
+                raise ClientClosed(self.url)
             ended = [other for other in self._connections if not other.is_alive()]
             stale = [self._connections.pop(other) for other in ended]
             connection = self._connections[thread] = self._connect()
         for old in stale:
             old.close()
         return connection
-
-
-def import_tritonclient(protocol: str) -> Any:
-    """`tritonclient.<protocol>`, imported when it is first needed.
-
-    Raises:
-        MissingDependency: with the command that installs it.
-    """
-    try:
-        return importlib.import_module(f"tritonclient.{protocol}")
-    except ImportError as error:
-        raise MissingDependency(
-            f"this client needs tritonclient ({error}); install it: pip install 'tritonclient[grpc,http]'"
-        ) from error
-
-
-def build_infer_inputs(module: Any, arrays: Mapping[str, npt.NDArray[Any]], datatypes: Mapping[str, str]) -> list[Any]:
-    """tritonclient's `InferInput`s for checked arrays; `module` is tritonclient.grpc or .http."""
-    inputs = []
-    for name, array in arrays.items():
-        tensor = module.InferInput(name, list(array.shape), datatypes[name])
-        # An array of rank 0 must keep its rank, which np.ascontiguousarray would not.
-        tensor.set_data_from_numpy(np.asarray(array, order="C"))
-        inputs.append(tensor)
-    return inputs

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from clients.errors import InputError
+from clients.generation import GenerateOptions
+from clients.retries import Attempts, RetryBudget, RetryPolicy
 from clients.types import ModelMetadata
 
 # An answer of a language model takes as long as it is; this is so that nothing can hang for ever.
@@ -12,18 +14,24 @@ DEADLINE_GRACE_S = 1.0
 
 
 class ClientCore:
-    """The state that all clients share.
+    """The state that all clients share; for the arguments see `clients.base.TritonClient`."""
 
-    Args:
-        url: `host:port`; `http://` or `grpc://` in front is dropped.
-        timeout_s: seconds that one call may take, connecting and trying again included.
-    """
-
-    def __init__(self, url: str, timeout_s: float = 60.0) -> None:
+    def __init__(self, url: str, timeout_s: float = 60.0, retries: RetryPolicy | None = None) -> None:
         self.url = _address(url)
         self.timeout_s = timeout_s
+        self.retries = retries or RetryPolicy()
+        self._budget = RetryBudget()
         self._metadata: dict[tuple[str, str], ModelMetadata] = {}
         self._closed = False
+
+    def _attempts(self, timeout_s: float | None, retries: RetryPolicy | None, *, repeatable: bool) -> Attempts:
+        limit = self.timeout_s if timeout_s is None else timeout_s
+        return Attempts(retries or self.retries, self._budget, limit, repeatable=repeatable)
+
+    def _attempts_to_generate(self, options: GenerateOptions) -> Attempts:
+        """For an answer of a language model; our own limit comes after the server's."""
+        limit = GENERATE_TIMEOUT_S if options.timeout_s is None else options.timeout_s + DEADLINE_GRACE_S
+        return self._attempts(limit, None, repeatable=False)
 
 
 def _address(url: str) -> str:
@@ -31,8 +39,3 @@ def _address(url: str) -> str:
     if found and scheme not in ("http", "grpc"):
         raise InputError(f"the address {url!r} has the scheme {scheme!r}; allowed: none, 'http' or 'grpc' (no TLS)")
     return rest.rstrip("/")
-
-
-def generate_limit_s(timeout_s: float | None) -> float:
-    """Seconds after which the client gives up on an answer for which the server has `timeout_s`."""
-    return GENERATE_TIMEOUT_S if timeout_s is None else timeout_s + DEADLINE_GRACE_S

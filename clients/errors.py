@@ -69,11 +69,19 @@ class ServerUnavailable(ClientError):
     """
 
     def __init__(self, address: str, reason: str = "", *, sent: bool = False) -> None:
-        because = f": {reason}" if reason else ""
-        hint = "Is it running? `compile serve` starts one"
-        super().__init__(f"no Triton server answers at {address}{because}. {hint}")
+        super().__init__(self._text(address, f": {reason}" if reason else ""))
         self.address = address
         self.sent = sent
+
+    def _text(self, address: str, because: str) -> str:
+        return f"no Triton server answers at {address}{because}. Is it running? `compile serve` starts one"
+
+
+class ClientClosed(ServerUnavailable):
+    """The client was closed, before the call or during it."""
+
+    def _text(self, address: str, because: str) -> str:
+        return f"this client of {address} is closed{because}; make a new one"
 
 
 class StreamBroken(ServerUnavailable):
@@ -81,7 +89,9 @@ class StreamBroken(ServerUnavailable):
 
     def __init__(self, address: str, reason: str) -> None:
         super().__init__(address, reason, sent=True)
-        self.args = (f"the answer from {address} broke off: {reason}. What came so far is not the whole answer",)
+
+    def _text(self, address: str, because: str) -> str:
+        return f"the answer from {address} broke off{because}. What came so far is not the whole answer"
 
 
 # A language model says the kind in the text, since a gRPC stream carries no code (docs/serving_llm.md).

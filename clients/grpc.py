@@ -1,103 +1,115 @@
-"""`GrpcClient`: a Triton server over gRPC, through tritonclient."""
+"""`GrpcClient`: a Triton server over gRPC, for threads."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
-import numpy.typing as npt
-
-from clients.base import Json, TritonClient, build_infer_inputs, import_tritonclient
-from clients.errors import ServerError, ServerUnavailable
-
-Result = TypeVar("Result")
-
-# tritonclient lifts gRPC's 4 MiB limit only while it chooses the channel's options itself (k03). The pool of
-# its own gives each thread a connection: channels to one address share one otherwise.
-_CHANNEL_OPTIONS = [
-    ("grpc.max_send_message_length", 2**31 - 1),
-    ("grpc.max_receive_message_length", 2**31 - 1),
-    ("grpc.use_local_subchannel_pool", 1),
-]
+from clients.base import TritonClient
+from clients.errors import ClientClosed, ClientError, ServerUnavailable, StreamBroken
+from clients.generation import GetOutput
+from clients.grpc_protocol import (
+    CHANNEL_OPTIONS,
+    STREAM,
+    GrpcProtocol,
+    infer_message,
+    messages,
+    multicallable,
+    read_stream_message,
+    rpc_error,
+)
+from clients.protocol import Call
+from clients.requests import InferRequest
+from clients.streams import Source
 
 
 class GrpcClient(TritonClient):
     """A Triton server over gRPC. A message may be as large as protobuf allows (2 GiB)."""
 
-    def config(self, model: str, version: str = "") -> Json:
-        answer: Json = self._call("get_model_config", model, version, as_json=True)
-        config: Json = answer["config"]
-        return config
+    _protocol = GrpcProtocol()
 
-    def statistics(self, model: str, version: str = "") -> list[Json]:
-        return list(self._call("get_inference_statistics", model, version, as_json=True).get("model_stats", []))
+    def _connect(self) -> _Channel:
+        return _Channel(self.url)
 
-    def server_metadata(self) -> Json:
-        answer: Json = self._call("get_server_metadata", as_json=True)
-        return answer
-
-    def model_names(self) -> list[str]:
-        return sorted({str(counters["name"]) for counters in self.statistics("")})
-
-    def _model_metadata(self, model: str, version: str) -> Json:
-        answer: Json = self._call("get_model_metadata", model, version, as_json=True)
-        return answer
-
-    def _server_ready(self) -> bool:
-        return bool(self._call("is_server_ready"))
-
-    def _model_ready(self, model: str, version: str) -> bool:
-        return bool(self._call("is_model_ready", model, version))
-
-    def _infer(
-        self,
-        model: str,
-        version: str,
-        arrays: Mapping[str, npt.NDArray[Any]],
-        datatypes: Mapping[str, str],
-        outputs: Sequence[str] | None,
-        timeout_s: float,
-        request_id: str,
-    ) -> dict[str, npt.NDArray[Any]]:
-        triton = import_tritonclient("grpc")
-        connection = self._connection()
-        result = self._guard(
-            lambda: connection.infer(
-                model,
-                build_infer_inputs(triton, arrays, datatypes),
-                model_version=version,
-                outputs=None if outputs is None else [triton.InferRequestedOutput(name) for name in outputs],
-                request_id=request_id,
-                client_timeout=timeout_s,
-            )
-        )
-        return {tensor.name: result.as_numpy(tensor.name) for tensor in result.get_response().outputs}
-
-    def _connect(self) -> Any:
-        return import_tritonclient("grpc").InferenceServerClient(self.url, channel_args=_CHANNEL_OPTIONS)
-
-    def _call(self, method: str, *args: Any, **kwargs: Any) -> Any:
-        connection = self._connection()
-        return self._guard(lambda: getattr(connection, method)(*args, client_timeout=self.timeout_s, **kwargs))
-
-    def _guard(self, action: Callable[[], Result]) -> Result:
-        """Run `action` and turn tritonclient's one exception into ours."""
-        from tritonclient.utils import InferenceServerException
+    def _send(self, call: Call[Any], timeout_s: float) -> Any:
+        import grpc
 
         try:
-            return action()
-        except InferenceServerException as error:
-            status = str(error.status() or "ERROR").removeprefix("StatusCode.")
-            message = str(error.message())
-            # Triton says UNAVAILABLE of a model that is not ready, too: a server that answers is there.
-            if status == "UNAVAILABLE" and not self._is_live():
-                raise ServerUnavailable(self.url, message) from error
-            raise ServerError(status, message) from error
+            return self._method(call.method)(call.request, timeout=timeout_s)
+        except grpc.RpcError as error:
+            raise self._failure(error) from error
+        except ValueError as error:  # what a channel raises that another thread has closed
+            raise ClientClosed(self.url) from error
+
+    def _start(self, request: InferRequest, timeout_s: float) -> Source:
+        try:
+            return _GrpcSource(self, self._method(STREAM)(infer_message(request), timeout=timeout_s))
+        except ValueError as error:
+            raise ClientClosed(self.url) from error
+
+    def _method(self, name: str) -> Any:
+        channel: _Channel = self._connection()
+        return channel.method(name)
+
+    def _failure(self, error: Any) -> ClientError:
+        """The error of a call. Triton says UNAVAILABLE of a model that is not ready, too: who answers is there."""
+        status, details = error.code().name, str(error.details())
+        if self._closed and status == "CANCELLED":
+            return ClientClosed(self.url, sent=True)
+        found = rpc_error(self.url, status, details)
+        if status == "UNAVAILABLE" and not isinstance(found, ServerUnavailable) and not self._is_live():
+            return ServerUnavailable(self.url, details, sent=True)
+        return found
 
     def _is_live(self) -> bool:
-        from tritonclient.utils import InferenceServerException
+        import grpc
 
         try:
-            return bool(self._connection().is_server_live(client_timeout=min(self.timeout_s, 5.0)))
-        except InferenceServerException:
+            answer = self._method("ServerLive")(messages().ServerLiveRequest(), timeout=min(self.timeout_s, 5.0))
+        except (grpc.RpcError, ServerUnavailable, ValueError):
             return False
+        return bool(answer.live)
+
+
+class _Channel:
+    """A thread's connection and its remote procedures."""
+
+    def __init__(self, address: str) -> None:
+        messages()  # whose absence is told with a hint
+        import grpc
+
+        self._channel = grpc.insecure_channel(address, options=CHANNEL_OPTIONS)
+        self._methods: dict[str, Any] = {}
+
+    def method(self, name: str) -> Any:
+        if name not in self._methods:
+            create = self._channel.unary_stream if name == STREAM else self._channel.unary_unary
+            self._methods[name] = multicallable(create, name)
+        return self._methods[name]
+
+    def close(self) -> None:
+        self._channel.close()
+
+
+class _GrpcSource(Source):
+    """The responses of one stream of gRPC."""
+
+    def __init__(self, client: GrpcClient, call: Any) -> None:
+        self._client = client
+        self._call = call
+
+    def read(self) -> GetOutput | None:
+        import grpc
+
+        try:
+            message = next(self._call)
+        except StopIteration:
+            return None
+        except grpc.RpcError as error:
+            failure = self._client._failure(error)
+            if isinstance(failure, ServerUnavailable) and failure.sent:
+                raise StreamBroken(self._client.url, str(error.details())) from error  # type: ignore[attr-defined]
+            raise failure from error
+        return read_stream_message(message)
+
+    def cancel(self) -> None:
+        self._call.cancel()

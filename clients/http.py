@@ -1,140 +1,170 @@
-"""`HttpClient`: a Triton server over HTTP, with binary tensors.
+"""`HttpClient`: a Triton server over HTTP, for threads.
 
-Bodies are written and read by tritonclient; the connection is Python's own. tritonclient's is a gevent hub
-per thread, whose descriptors stay open after the thread has ended, and takes no timeout for one call.
+The connection is Python's own. tritonclient's is a gevent hub per thread, whose descriptors stay open after the thread
+has ended, and takes no timeout for one call.
 """
 
 from __future__ import annotations
 
+import contextlib
 import http.client
-import json
-from collections.abc import Mapping, Sequence
+import select
+import socket
+import time
+import weakref
 from typing import Any
-from urllib.parse import quote
 
-import numpy.typing as npt
-
-from clients.base import Json, TritonClient, build_infer_inputs, import_tritonclient
-from clients.errors import ServerError, ServerUnavailable
-
-_HEADER_LENGTH = "Inference-Header-Content-Length"
+from clients.base import TritonClient
+from clients.errors import ClientClosed, ClientError, ServerUnavailable, StreamBroken
+from clients.generation import GetOutput
+from clients.http_protocol import (
+    HEADER_LENGTH,
+    HttpAnswer,
+    HttpProtocol,
+    HttpRequest,
+    generate_call,
+    read_event,
+    status_error,
+    timed_out,
+)
+from clients.protocol import Call
+from clients.requests import InferRequest
+from clients.retries import RetryPolicy
+from clients.streams import Source
 
 
 class HttpClient(TritonClient):
-    """A Triton server over HTTP. Each thread keeps one connection open."""
+    """A Triton server over HTTP. Each thread keeps one connection open; each stream has one of its own."""
 
-    def config(self, model: str, version: str = "") -> Json:
-        answer: Json = self._json(f"{_model_path(model, version)}/config")
-        return answer
+    _protocol = HttpProtocol()
 
-    def statistics(self, model: str, version: str = "") -> list[Json]:
-        return list(self._json(f"{_model_path(model, version)}/stats")["model_stats"])
+    def __init__(self, url: str, timeout_s: float = 60.0, retries: RetryPolicy | None = None) -> None:
+        super().__init__(url, timeout_s, retries)
+        self._streams: weakref.WeakSet[_HttpSource] = weakref.WeakSet()
 
-    def server_metadata(self) -> Json:
-        answer: Json = self._json("/v2")
-        return answer
-
-    def model_names(self) -> list[str]:
-        # The repository's index is behind an admin key.
-        return sorted({str(counters["name"]) for counters in self._json("/v2/models/stats")["model_stats"]})
-
-    def _model_metadata(self, model: str, version: str) -> Json:
-        answer: Json = self._json(_model_path(model, version))
-        return answer
-
-    def _server_ready(self) -> bool:
-        self._request("GET", "/v2/health/ready", self.timeout_s)
-        return True
-
-    def _model_ready(self, model: str, version: str) -> bool:
-        self._request("GET", f"{_model_path(model, version)}/ready", self.timeout_s)
-        return True
-
-    def _infer(
-        self,
-        model: str,
-        version: str,
-        arrays: Mapping[str, npt.NDArray[Any]],
-        datatypes: Mapping[str, str],
-        outputs: Sequence[str] | None,
-        timeout_s: float,
-        request_id: str,
-    ) -> dict[str, npt.NDArray[Any]]:
-        triton = import_tritonclient("http")
-        body, header_length = triton.InferenceServerClient.generate_request_body(
-            build_infer_inputs(triton, arrays, datatypes),
-            outputs=None if outputs is None else [triton.InferRequestedOutput(name) for name in outputs],
-            request_id=request_id,
-        )
-        headers = {"Content-Type": "application/octet-stream"}
-        if header_length is not None:
-            headers[_HEADER_LENGTH] = str(header_length)
-        path = f"{_model_path(model, version)}/infer"
-        answer, answer_headers = self._request("POST", path, timeout_s, bytes(body), headers)
-        length = answer_headers.get(_HEADER_LENGTH)
-        result = triton.InferenceServerClient.parse_response_body(
-            answer, header_length=None if length is None else int(length)
-        )
-        return {tensor["name"]: result.as_numpy(tensor["name"]) for tensor in result.get_response()["outputs"]}
-
-    def _json(self, path: str, method: str = "GET") -> Any:
-        body, _ = self._request(method, path, self.timeout_s)
-        return json.loads(body)
+    def close(self) -> None:
+        """Close every connection, those of open streams too. A second call does nothing; a later request raises."""
+        super().close()
+        for stream in list(self._streams):
+            stream.cancel()
 
     def _connect(self) -> http.client.HTTPConnection:
         return http.client.HTTPConnection(self.url, timeout=self.timeout_s)
 
-    def _request(
-        self,
-        method: str,
-        path: str,
-        timeout_s: float,
-        body: bytes = b"",
-        headers: Mapping[str, str] | None = None,
-    ) -> tuple[bytes, http.client.HTTPMessage]:
-        """One exchange on this thread's connection; a status other than 200 raises."""
+    def _send(self, call: Call[Any], timeout_s: float) -> HttpAnswer:
         connection: http.client.HTTPConnection = self._connection()
-        reused = connection.sock is not None
         try:
-            response, answer = _exchange(connection, method, path, timeout_s, body, headers or {})
-        except TimeoutError as error:
-            connection.close()
-            raise ServerError("DEADLINE_EXCEEDED", f"no answer from {self.url} in {timeout_s:g} s") from error
+            response = self._exchange(connection, call.method, call.request, timeout_s)
+            body = response.read()
+        except BaseException as error:
+            connection.close()  # or the next call would read this one's answer
+            if isinstance(error, (OSError, http.client.HTTPException)):
+                raise self._failure(error, timeout_s) from error
+            raise
+        if response.status != 200:
+            raise status_error(response.status, response.reason, body)
+        length = response.headers.get(HEADER_LENGTH)
+        return HttpAnswer(body, None if length is None else int(length))
+
+    def _start(self, request: InferRequest, timeout_s: float) -> Source:
+        if self._closed:
+            raise ClientClosed(self.url)
+        connection = self._connect()
+        end = time.monotonic() + timeout_s
+        try:
+            response = self._exchange(connection, "POST", generate_call(request), timeout_s)
+            body = b"" if response.status == 200 else response.read()
         except (OSError, http.client.HTTPException) as error:
             connection.close()
-            # The server may drop an idle connection at any time; that says nothing about whether it is there.
-            if reused and isinstance(error, (ConnectionError, http.client.RemoteDisconnected)):
-                return self._request(method, path, timeout_s, body, headers)
-            raise ServerUnavailable(self.url, str(error) or type(error).__name__) from error
+            raise self._failure(error, timeout_s) from error
         if response.status != 200:
-            raise ServerError(str(response.status), _error_text(answer) or response.reason)
-        return answer, response.headers
+            connection.close()
+            raise status_error(response.status, response.reason, body)
+        stream = _HttpSource(self, connection, response, end)
+        self._streams.add(stream)
+        return stream
 
+    def _exchange(
+        self, connection: http.client.HTTPConnection, method: str, request: HttpRequest, timeout_s: float
+    ) -> http.client.HTTPResponse:
+        """Send a request and read the head of the answer.
 
-def _exchange(
-    connection: http.client.HTTPConnection,
-    method: str,
-    path: str,
-    timeout_s: float,
-    body: bytes,
-    headers: Mapping[str, str],
-) -> tuple[http.client.HTTPResponse, bytes]:
-    connection.timeout = timeout_s  # for a connect that is still to come
-    if connection.sock is not None:
+        Raises:
+            ServerUnavailable: no connection can be made; nothing was sent.
+        """
+        if connection.sock is not None and _was_dropped(connection.sock):
+            connection.close()
+        connection.timeout = timeout_s
+        if connection.sock is None:
+            try:
+                connection.connect()
+            except TimeoutError as error:
+                raise timed_out(self.url, timeout_s) from error
+            except OSError as error:
+                raise ServerUnavailable(self.url, str(error)) from error
         connection.sock.settimeout(timeout_s)
-    connection.request(method, path, body=body, headers=dict(headers))
-    response = connection.getresponse()
-    return response, response.read()
+        connection.request(method, request.path, body=request.body, headers=dict(request.headers))
+        return connection.getresponse()
+
+    def _failure(self, error: Exception, timeout_s: float) -> ClientError:
+        """The error of an exchange that broke off."""
+        if self._closed:
+            return ClientClosed(self.url, sent=True)
+        if isinstance(error, TimeoutError):
+            return timed_out(self.url, timeout_s)
+        return ServerUnavailable(self.url, str(error) or type(error).__name__, sent=True)
 
 
-def _error_text(body: bytes) -> str:
-    """Triton's `{"error": ...}`, or whatever a proxy in front of it said."""
+class _HttpSource(Source):
+    """The server-sent events of one request of `generate_stream`."""
+
+    def __init__(
+        self, client: HttpClient, connection: http.client.HTTPConnection, response: http.client.HTTPResponse, end: float
+    ) -> None:
+        self._client = client
+        self._socket = connection.sock
+        self._connection = connection
+        self._response = response
+        self._end = end
+
+    def read(self) -> GetOutput | None:
+        address = self._client.url
+        while True:
+            left = self._end - time.monotonic()
+            if left <= 0:
+                raise timed_out(address, 0)
+            try:
+                self._socket.settimeout(left)
+                line = self._response.readline()
+            except TimeoutError as error:
+                raise timed_out(address, left) from error
+            except (OSError, http.client.HTTPException) as error:
+                if self._client._closed:
+                    raise StreamBroken(address, "this client was closed") from error
+                raise StreamBroken(address, str(error) or type(error).__name__) from error
+            if not line:
+                return None
+            try:
+                get = read_event(line)
+            except ValueError as error:
+                raise StreamBroken(address, f"an event cannot be read: {error}") from error
+            if get is not None:
+                return get
+
+    def cancel(self) -> None:
+        with contextlib.suppress(OSError):  # it has ended
+            self._socket.shutdown(socket.SHUT_RDWR)  # wakes a thread that is reading, which closing would not
+
+    def __del__(self) -> None:
+        self._response.close()
+        self._connection.close()
+
+
+def _was_dropped(idle: socket.socket) -> bool:
+    """Whether the server has closed an idle connection, which it may do at any time: then it can be read from."""
     try:
-        return str(json.loads(body)["error"])
-    except (ValueError, KeyError, TypeError):
-        return body.decode("utf-8", "replace")[:500]
-
-
-def _model_path(model: str, version: str) -> str:
-    path = f"/v2/models/{quote(model, safe='')}"
-    return f"{path}/versions/{quote(version, safe='')}" if version else path
+        poll = select.poll()
+        poll.register(idle, select.POLLIN)
+        return bool(poll.poll(0))
+    except (OSError, ValueError):
+        return True

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import threading
+import time
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable
@@ -10,16 +12,18 @@ from types import TracebackType
 
 from clients.errors import ClientError, ServerError, StreamBroken
 from clients.generation import Chunk, ChunkReader, Generation, GetOutput
+from clients.requests import InferRequest
+from clients.retries import Attempts
 
 # How long an answered request may take to be closed by the server, before it is cancelled after all.
 CLOSING_S = 1.0
 
 
-class AsyncSource(ABC):
-    """The responses to one request that has been sent."""
+class Source(ABC):
+    """The responses to one request that has been sent; read by one thread."""
 
     @abstractmethod
-    async def read(self) -> GetOutput | None:
+    def read(self) -> GetOutput | None:
         """The next response; None after the last.
 
         Raises:
@@ -28,7 +32,17 @@ class AsyncSource(ABC):
 
     @abstractmethod
     def cancel(self) -> None:
-        """Tells the server to stop; returns at once, and does nothing after the end."""
+        """Tells the server to stop; returns at once, does nothing after the end, and may be called by any thread."""
+
+
+class AsyncSource(ABC):
+    """The same for asyncio."""
+
+    @abstractmethod
+    async def read(self) -> GetOutput | None: ...
+
+    @abstractmethod
+    def cancel(self) -> None: ...
 
 
 class _Pieces:
@@ -52,6 +66,100 @@ class _Pieces:
             raise StreamBroken(self.address, f"a response cannot be read: {error}") from error
 
 
+class TextStream:
+    """`for chunk in client.stream(...)`.
+
+    Leaving the loop cancels the request on the server as soon as the stream is let go, which a plain `for` does at
+    once. Where you keep it in a variable, use `with`, or call `close`.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        prepare: Callable[[], InferRequest],
+        start: Callable[[InferRequest, float], Source],
+        attempts: Attempts,
+    ) -> None:
+        self._prepare = prepare
+        self._start = start
+        self._attempts = attempts
+        self._pieces = _Pieces(address)
+        self._source: Source | None = None
+        self._begun = False
+        self._ended = False
+
+    def __iter__(self) -> TextStream:
+        return self
+
+    def __next__(self) -> Chunk:
+        ready = self._pieces.ready
+        while not ready:
+            if self._ended:
+                raise StopIteration
+            try:
+                self._pieces.take(self._source.read() if self._source and self._begun else self._first())
+            except BaseException as error:
+                if self._ended and isinstance(error, ClientError):
+                    raise StreamBroken(self._pieces.address, "another thread closed it") from error
+                if isinstance(error, ServerError):
+                    self._finish()
+                else:
+                    self.close()
+                raise
+            if self._pieces.whole:
+                self._finish()
+        return ready.popleft()
+
+    def _first(self) -> GetOutput | None:
+        """Sends the request, again where that is safe, and returns the first response."""
+        request = self._prepare()
+        while True:
+            try:
+                self._source = self._start(request, self._attempts.left_s)
+                first = self._source.read()
+            except ClientError as error:
+                time.sleep(self._attempts.wait_s(error))
+            else:
+                self._begun = True
+                self._attempts.succeeded()
+                return first
+
+    def _finish(self) -> None:
+        """As in `AsyncTextStream`."""
+        self._ended = True
+        if self._source is None:
+            return
+        too_late = threading.Timer(CLOSING_S, self._source.cancel)
+        too_late.start()
+        try:
+            while self._source.read() is not None:
+                pass
+        except ClientError:
+            pass
+        finally:
+            too_late.cancel()
+            self._source.cancel()
+
+    def close(self) -> None:
+        """Ends the stream; what is not yet generated never will be."""
+        self._ended = True
+        self._pieces.ready.clear()
+        if self._source is not None:
+            self._source.cancel()
+
+    def __enter__(self) -> TextStream:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        if self._source is not None:
+            self._source.cancel()
+
+
 class AsyncTextStream:
     """`async for chunk in client.astream(...)`.
 
@@ -59,10 +167,19 @@ class AsyncTextStream:
     at once. Where you keep it in a variable, use `async with`, or call `aclose`.
     """
 
-    def __init__(self, address: str, start: Callable[[], Awaitable[AsyncSource]]) -> None:
+    def __init__(
+        self,
+        address: str,
+        prepare: Callable[[], Awaitable[InferRequest]],
+        start: Callable[[InferRequest, float], Awaitable[AsyncSource]],
+        attempts: Attempts,
+    ) -> None:
+        self._prepare = prepare
         self._start = start
+        self._attempts = attempts
         self._pieces = _Pieces(address)
         self._source: AsyncSource | None = None
+        self._begun = False
         self._ended = False
 
     def __aiter__(self) -> AsyncTextStream:
@@ -74,18 +191,30 @@ class AsyncTextStream:
             if self._ended:
                 raise StopAsyncIteration
             try:
-                if self._source is None:
-                    self._source = await self._start()
-                self._pieces.take(await self._source.read())
-            except ServerError:
-                await self._finish()
-                raise
-            except BaseException:
-                await self.aclose()
+                self._pieces.take(await self._source.read() if self._source and self._begun else await self._first())
+            except BaseException as error:
+                if isinstance(error, ServerError):
+                    await self._finish()
+                else:
+                    await self.aclose()
                 raise
             if self._pieces.whole:
                 await self._finish()
         return ready.popleft()
+
+    async def _first(self) -> GetOutput | None:
+        """As in `TextStream`."""
+        request = await self._prepare()
+        while True:
+            try:
+                self._source = await self._start(request, self._attempts.left_s)
+                first = await self._source.read()
+            except ClientError as error:
+                await asyncio.sleep(self._attempts.wait_s(error))
+            else:
+                self._begun = True
+                self._attempts.succeeded()
+                return first
 
     async def _finish(self) -> None:
         """Lets the server close a request that it has answered or refused, before anybody hears of it.
@@ -93,26 +222,19 @@ class AsyncTextStream:
         A cancel at that moment can make Triton 2.51 count it as under way for ever, and wait for it when it is stopped.
         """
         self._ended = True
+        if self._source is None:
+            return
         try:
-            if self._source is not None:
-                await asyncio.wait_for(self._rest(self._source), CLOSING_S)
+            await asyncio.wait_for(_rest(self._source), CLOSING_S)
         except (ClientError, asyncio.TimeoutError):
             pass
         finally:
-            self._cancel()
-
-    @staticmethod
-    async def _rest(source: AsyncSource) -> None:
-        while await source.read() is not None:
-            pass
+            self._source.cancel()
 
     async def aclose(self) -> None:
         """Ends the stream; what is not yet generated never will be."""
         self._ended = True
         self._pieces.ready.clear()
-        self._cancel()
-
-    def _cancel(self) -> None:
         if self._source is not None:
             self._source.cancel()
 
@@ -125,7 +247,13 @@ class AsyncTextStream:
         await self.aclose()
 
     def __del__(self) -> None:
-        self._cancel()
+        if self._source is not None:
+            self._source.cancel()
+
+
+async def _rest(source: AsyncSource) -> None:
+    while await source.read() is not None:
+        pass
 
 
 def whole_answer(chunks: Iterable[Chunk]) -> Generation:

@@ -13,6 +13,7 @@ import pytest
 
 from clients import (
     AsyncGrpcClient,
+    AsyncHttpClient,
     Chunk,
     ContextLengthExceeded,
     DeadlineExceeded,
@@ -26,19 +27,30 @@ from clients import (
     Usage,
 )
 from clients.async_base import AsyncTritonClient
+from tests.triton_models import TritonAddress
 
 FOREVER = {"max_tokens": 100_000}  # at 20 ms a token it takes half an hour: only a cancel can end it in time
 SLOW = "wait 20"
 
 
-def on_server(address: str, test: Callable[[AsyncTritonClient], Awaitable[None]]) -> None:
-    """Runs `test` with a client, in an event loop of its own."""
+Test = Callable[[AsyncTritonClient], Awaitable[None]]
+OnServer = Callable[[Test], None]
 
-    async def run() -> None:
-        async with AsyncGrpcClient(address) as client:
-            await test(client)
 
-    asyncio.run(run())
+@pytest.fixture(params=["grpc", "http"])
+def on_server(request: pytest.FixtureRequest, triton: TritonAddress) -> OnServer:
+    """Runs a test with a client, in an event loop of its own."""
+
+    def run_test(test: Test) -> None:
+        async def run() -> None:
+            over_grpc = request.param == "grpc"
+            client = AsyncGrpcClient(triton.grpc_url) if over_grpc else AsyncHttpClient(triton.http_url)
+            async with client:
+                await test(client)
+
+        asyncio.run(run())
+
+    return run_test
 
 
 async def count_of(client: AsyncTritonClient, prompt: str) -> int:
@@ -60,7 +72,7 @@ class _NoTimeout:
     async def __aexit__(self, *error: object) -> None: ...
 
 
-def test_text_comes_in_pieces_and_the_last_one_says_why_it_ends(echo_server: tuple[str, str]) -> None:
+def test_text_comes_in_pieces_and_the_last_one_says_why_it_ends(on_server: OnServer) -> None:
     async def test(client: AsyncTritonClient) -> None:
         chunks = [chunk async for chunk in client.astream("chat", "two words", max_tokens=3)]
         assert chunks == [
@@ -69,20 +81,20 @@ def test_text_comes_in_pieces_and_the_last_one_says_why_it_ends(echo_server: tup
             Chunk("w2 ", finish_reason="length", usage=Usage(prompt_tokens=2, completion_tokens=3)),
         ]
 
-    on_server(echo_server[1], test)
+    on_server(test)
 
 
-def test_whole_answer(echo_server: tuple[str, str]) -> None:
+def test_whole_answer(on_server: OnServer) -> None:
     async def test(client: AsyncTritonClient) -> None:
         answer = await client.generate("chat", "go", max_tokens=4)
         assert (answer.text, answer.finish_reason) == ("w0 w1 w2 w3 ", "length")
         assert answer.usage == Usage(prompt_tokens=1, completion_tokens=4, cached_tokens=0)
         assert answer.logprobs is None and answer.token_ids is None
 
-    on_server(echo_server[1], test)
+    on_server(test)
 
 
-def test_what_is_asked_for_is_what_is_sent(echo_server: tuple[str, str]) -> None:
+def test_what_is_asked_for_is_what_is_sent(on_server: OnServer) -> None:
     async def test(client: AsyncTritonClient) -> None:
         answer = await client.generate(
             "chat",
@@ -92,6 +104,7 @@ def test_what_is_asked_for_is_what_is_sent(echo_server: tuple[str, str]) -> None
             logit_bias={5: -1.5},
             seed=None,
             timeout_s=9,
+            request_id="abc",
             tensors={"priority": 3, "client": "é", "cache_salt": None},
         )
         sent = json.loads(answer.text)
@@ -107,16 +120,16 @@ def test_what_is_asked_for_is_what_is_sent(echo_server: tuple[str, str]) -> None
         for absent in ("return_logprobs", "return_token_ids", "return_cumulative_logprob"):
             assert absent not in sent
 
-    on_server(echo_server[1], test)
+    on_server(test)
 
 
-def test_a_prompt_may_be_token_ids(echo_server: tuple[str, str]) -> None:
+def test_a_prompt_may_be_token_ids(on_server: OnServer) -> None:
     async def test(client: AsyncTritonClient) -> None:
         for prompt in ([5, 6, 7], (5, 6, 7), np.array([5, 6, 7], np.int64), np.array([5, 6, 7], np.int32)):
             answer = await client.generate("chat", prompt, max_tokens=1)
             assert answer.usage == Usage(prompt_tokens=3, completion_tokens=1)
 
-    on_server(echo_server[1], test)
+    on_server(test)
 
 
 @pytest.mark.parametrize(
@@ -133,7 +146,7 @@ def test_a_prompt_may_be_token_ids(echo_server: tuple[str, str]) -> None:
     ],
 )
 def test_what_cannot_be_sent_is_refused_before(
-    echo_server: tuple[str, str], prompt: Any, options: dict[str, Any], says: str
+    on_server: OnServer, prompt: Any, options: dict[str, Any], says: str
 ) -> None:
     async def test(client: AsyncTritonClient) -> None:
         with pytest.raises(InputError, match=says):
@@ -142,20 +155,20 @@ def test_what_cannot_be_sent_is_refused_before(
             async for _ in client.astream("chat", prompt, **options):
                 pass
 
-    on_server(echo_server[1], test)
+    on_server(test)
 
 
-def test_a_model_that_is_no_language_model_is_named(echo_server: tuple[str, str]) -> None:
+def test_a_model_that_is_no_language_model_is_named(on_server: OnServer) -> None:
     async def test(client: AsyncTritonClient) -> None:
         with pytest.raises(InputError, match="'echo' is no language model: its inputs are INPUT0"):
             await client.generate("echo", "go")
         with pytest.raises(ServerError, match="nope"):
             await client.generate("nope", "go")
 
-    on_server(echo_server[1], test)
+    on_server(test)
 
 
-def test_g35_log_probabilities_and_tokens_come_when_asked_for(echo_server: tuple[str, str]) -> None:
+def test_g35_log_probabilities_and_tokens_come_when_asked_for(on_server: OnServer) -> None:
     async def test(client: AsyncTritonClient) -> None:
         plain = [chunk async for chunk in client.astream("chat", "go", max_tokens=2)]
         assert [(c.logprobs, c.token_ids, c.cumulative_logprob) for c in plain] == [(None, None, None)] * 2
@@ -166,10 +179,10 @@ def test_g35_log_probabilities_and_tokens_come_when_asked_for(echo_server: tuple
             {"0": {"logprob": -0.5, "rank": 1, "decoded_token": "w0 ", "bytes": [119, 48, 32]}}
         ]
 
-    on_server(echo_server[1], test)
+    on_server(test)
 
 
-def test_several_answers_keep_apart_and_end_once_each(echo_server: tuple[str, str]) -> None:
+def test_several_answers_keep_apart_and_end_once_each(on_server: OnServer) -> None:
     async def test(client: AsyncTritonClient) -> None:
         chunks = [chunk async for chunk in client.astream("chat", "go", max_tokens=3, n=2)]
         texts = {index: "".join(c.text for c in chunks if c.index == index) for index in (0, 1)}
@@ -178,10 +191,10 @@ def test_several_answers_keep_apart_and_end_once_each(echo_server: tuple[str, st
         whole = await client.generate("chat", "go", max_tokens=2, n=3)
         assert [answer.text for answer in whole.answers] == ["w0 w1 "] * 3
 
-    on_server(echo_server[1], test)
+    on_server(test)
 
 
-def test_k02_eight_streams_at_once_on_one_client(echo_server: tuple[str, str]) -> None:
+def test_k02_eight_streams_at_once_on_one_client(on_server: OnServer) -> None:
     async def test(client: AsyncTritonClient) -> None:
         async def one(word: str) -> tuple[str, str]:
             return word, "".join([c.text async for c in client.astream("chat", f"say {word}", max_tokens=50)])
@@ -189,10 +202,10 @@ def test_k02_eight_streams_at_once_on_one_client(echo_server: tuple[str, str]) -
         for word, text in await asyncio.gather(*(one(word) for word in "abcdefgh")):
             assert text == "".join(f"{word}{index} " for index in range(50))
 
-    on_server(echo_server[1], test)
+    on_server(test)
 
 
-def test_f10_leaving_the_loop_cancels_on_the_server(echo_server: tuple[str, str]) -> None:
+def test_f10_leaving_the_loop_cancels_on_the_server(on_server: OnServer) -> None:
     async def test(client: AsyncTritonClient) -> None:
         before = await count_of(client, "cancelled")
         async for _ in client.astream("chat", SLOW, **FOREVER):
@@ -205,10 +218,10 @@ def test_f10_leaving_the_loop_cancels_on_the_server(echo_server: tuple[str, str]
         await until(client, "cancelled", before + 2)
         assert await count_of(client, "running") == 0
 
-    on_server(echo_server[1], test)
+    on_server(test)
 
 
-def test_f10_a_kept_stream_is_cancelled_by_its_block_and_by_aclose(echo_server: tuple[str, str]) -> None:
+def test_f10_a_kept_stream_is_cancelled_by_its_block_and_by_aclose(on_server: OnServer) -> None:
     async def test(client: AsyncTritonClient) -> None:
         before = await count_of(client, "cancelled")
         async with client.astream("chat", SLOW, **FOREVER) as stream:
@@ -221,10 +234,10 @@ def test_f10_a_kept_stream_is_cancelled_by_its_block_and_by_aclose(echo_server: 
         await until(client, "cancelled", before + 2)
         assert [chunk async for chunk in other] == []
 
-    on_server(echo_server[1], test)
+    on_server(test)
 
 
-def test_f10_a_cancelled_task_cancels_on_the_server(echo_server: tuple[str, str]) -> None:
+def test_f10_a_cancelled_task_cancels_on_the_server(on_server: OnServer) -> None:
     async def test(client: AsyncTritonClient) -> None:
         before = await count_of(client, "cancelled")
         begun = asyncio.Event()
@@ -240,16 +253,16 @@ def test_f10_a_cancelled_task_cancels_on_the_server(echo_server: tuple[str, str]
             await task
         await until(client, "cancelled", before + 1)
 
-    on_server(echo_server[1], test)
+    on_server(test)
 
 
-def test_a_stream_that_is_never_read_sends_nothing(echo_server: tuple[str, str]) -> None:
+def test_a_stream_that_is_never_read_sends_nothing(on_server: OnServer) -> None:
     async def test(client: AsyncTritonClient) -> None:
         client.astream("chat", SLOW, **FOREVER)
         await client.astream("chat", SLOW, **FOREVER).aclose()
         assert await count_of(client, "running") == 0
 
-    on_server(echo_server[1], test)
+    on_server(test)
 
 
 @pytest.mark.parametrize(
@@ -264,7 +277,7 @@ def test_a_stream_that_is_never_read_sends_nothing(echo_server: tuple[str, str])
         ("fail something_new", ServerError),
     ],
 )
-def test_refusals_are_typed(echo_server: tuple[str, str], prompt: str, kind: type[ServerError]) -> None:
+def test_refusals_are_typed(on_server: OnServer, prompt: str, kind: type[ServerError]) -> None:
     async def test(client: AsyncTritonClient) -> None:
         for stream in (True, False):
             with pytest.raises(ServerError) as raised:
@@ -278,10 +291,10 @@ def test_refusals_are_typed(echo_server: tuple[str, str], prompt: str, kind: typ
         # One request's error is its own.
         assert (await client.generate("chat", "go", max_tokens=1)).text == "w0 "
 
-    on_server(echo_server[1], test)
+    on_server(test)
 
 
-def test_an_error_in_the_middle_comes_after_what_was_said(echo_server: tuple[str, str]) -> None:
+def test_an_error_in_the_middle_comes_after_what_was_said(on_server: OnServer) -> None:
     async def test(client: AsyncTritonClient) -> None:
         said = []
         with pytest.raises(EngineFailed, match="the engine failed"):
@@ -294,10 +307,10 @@ def test_an_error_in_the_middle_comes_after_what_was_said(echo_server: tuple[str
                 said.append(chunk.text)
         assert said == ["w0 ", "w1 ", "w2 "]
 
-    on_server(echo_server[1], test)
+    on_server(test)
 
 
-def test_a_time_limit_ends_an_answer_that_does_not_come(echo_server: tuple[str, str]) -> None:
+def test_a_time_limit_ends_an_answer_that_does_not_come(on_server: OnServer) -> None:
     async def test(client: AsyncTritonClient) -> None:
         before = await count_of(client, "cancelled")
         # The test's model knows no deadline: the client's own limit, later by its grace, has to do.
@@ -306,10 +319,10 @@ def test_a_time_limit_ends_an_answer_that_does_not_come(echo_server: tuple[str, 
                 pass
         await until(client, "cancelled", before + 1)
 
-    on_server(echo_server[1], test)
+    on_server(test)
 
 
-def test_a_closed_client_ends_its_streams_and_refuses_more(echo_server: tuple[str, str]) -> None:
+def test_a_closed_client_ends_its_streams_and_refuses_more(on_server: OnServer) -> None:
     async def test(client: AsyncTritonClient) -> None:
         stream = client.astream("chat", SLOW, **FOREVER)
         await anext(stream)
@@ -321,10 +334,10 @@ def test_a_closed_client_ends_its_streams_and_refuses_more(echo_server: tuple[st
             await client.generate("chat", "go")
         await client.close()
 
-    on_server(echo_server[1], test)
+    on_server(test)
 
 
-def test_1000_requests_at_once(echo_server: tuple[str, str]) -> None:
+def test_1000_requests_at_once(on_server: OnServer) -> None:
     async def test(client: AsyncTritonClient) -> None:
         async def one(value: int) -> bool:
             answer = await client.infer("echo", {"INPUT0": np.full((1, 4), value, np.float32)})
@@ -332,4 +345,4 @@ def test_1000_requests_at_once(echo_server: tuple[str, str]) -> None:
 
         assert all(await asyncio.gather(*(one(value) for value in range(1000))))
 
-    on_server(echo_server[1], test)
+    on_server(test)
