@@ -322,8 +322,10 @@ def test_a_time_limit_ends_an_answer_that_does_not_come(on_server: OnServer) -> 
     on_server(test)
 
 
-def test_a_closed_client_ends_its_streams_and_refuses_more(on_server: OnServer) -> None:
+def test_a_closed_client_ends_its_streams_and_refuses_more(on_server: OnServer, triton: TritonAddress) -> None:
     async def test(client: AsyncTritonClient) -> None:
+        other = AsyncGrpcClient(triton.grpc_url)
+        before = await count_of(other, "cancelled")
         stream = client.astream("chat", SLOW, **FOREVER)
         await anext(stream)
         await client.close()
@@ -333,6 +335,8 @@ def test_a_closed_client_ends_its_streams_and_refuses_more(on_server: OnServer) 
         with pytest.raises(ServerUnavailable, match="closed"):
             await client.generate("chat", "go")
         await client.close()
+        await until(other, "cancelled", before + 1)
+        await other.close()
 
     on_server(test)
 

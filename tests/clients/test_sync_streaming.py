@@ -123,13 +123,16 @@ def test_a_time_limit_ends_an_answer_that_does_not_come(client: TritonClient) ->
     until(client, "cancelled", before + 1)
 
 
-def test_a_closed_client_ends_its_streams_and_refuses_more(client: TritonClient) -> None:
-    stream = client.stream("chat", SLOW, **FOREVER)
-    next(stream)
-    client.close()
-    with pytest.raises(ServerUnavailable):
-        list(stream)
-    with pytest.raises(ServerUnavailable, match="closed"):
-        client.generate("chat", "go")
-    with pytest.raises(ServerUnavailable, match="closed"):
-        list(client.stream("chat", "go"))
+def test_a_closed_client_ends_its_streams_and_refuses_more(client: TritonClient, triton: TritonAddress) -> None:
+    with GrpcClient(triton.grpc_url) as other:
+        before = count_of(other, "cancelled")
+        stream = client.stream("chat", SLOW, **FOREVER)
+        next(stream)
+        client.close()
+        with pytest.raises(ServerUnavailable):
+            list(stream)
+        with pytest.raises(ServerUnavailable, match="closed"):
+            client.generate("chat", "go")
+        with pytest.raises(ServerUnavailable, match="closed"):
+            list(client.stream("chat", "go"))
+        until(other, "cancelled", before + 1)
