@@ -52,6 +52,7 @@ SMOLLM2 = $(shell $(BIN)/python -c 'from importlib.util import find_spec; print(
 bench-llm: $(READY) $(PEERS)/genai/.installed ## the LLM engine: its scheduler, its parts, and its speed beside peers, in turn
 	$(BIN)/python -m perf.benchmarks.llm.scheduling
 	$(BIN)/python -m perf.benchmarks.llm.features $(SMOLLM2)
+	$(BIN)/python -m perf.benchmarks.llm.metrics $(SMOLLM2)
 	$(BIN)/python -m perf.benchmarks.llm.speculation $(SMOLLM2)
 	$(BIN)/python -m perf.benchmarks.llm.sampling
 	$(BIN)/python -m perf.benchmarks.llm.structured $(SMOLLM2)

@@ -10,6 +10,8 @@ from typing import Any
 import triton_python_backend_utils as pb_utils
 
 from backends.llm.serving.errors import ResponseError, response_error
+from backends.llm.serving.metric_families import Kind
+from backends.llm.serving.metrics_publisher import MetricSource, MetricsPublisher
 from backends.llm.serving.options import ServiceOptions, check_instances
 from backends.llm.serving.responses import ResponseTensors
 from backends.llm.serving.service import Service
@@ -29,6 +31,11 @@ class TritonPythonModel:
             self._service = Service.load(Path(args["model_repository"], args["model_version"]), options)
         except ModelkilnError as error:
             raise pb_utils.TritonModelException(str(error)) from None
+        name = args["model_name"]
+        labels = {"model_name": name, "engine": "0", "model": name, "version": args["model_version"]}
+        snapshot = self._service.metrics.snapshot
+        self._publisher = MetricsPublisher(snapshot, _metric_family, labels, pb_utils.Logger.log_error)
+        self._publisher.start()
 
     def execute(self, requests: list[Any]) -> None:
         for request in requests:
@@ -43,6 +50,13 @@ class TritonPythonModel:
 
     def finalize(self) -> None:
         self._service.close()
+        self._publisher.stop()
+
+
+def _metric_family(name: str, text: str, kind: Kind) -> MetricSource:
+    kinds = {"counter": pb_utils.MetricFamily.COUNTER, "gauge": pb_utils.MetricFamily.GAUGE}
+    family: MetricSource = pb_utils.MetricFamily(name=name, description=text, kind=kinds[kind])
+    return family
 
 
 class _Channel:

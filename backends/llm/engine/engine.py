@@ -88,6 +88,11 @@ class LLMEngine:
     def has_requests(self) -> bool:
         return bool(self._groups)
 
+    @property
+    def block_size(self) -> int:
+        """Tokens in one block of the KV cache."""
+        return self._runner.block_size
+
     def lacks_grammar(self, params: SamplingParams) -> bool:
         """Returns whether `add_request` would have to compile a grammar; safe for threads."""
         return params.structured_outputs is not None and not self._grammars.knows(params.structured_outputs)

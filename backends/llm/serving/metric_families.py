@@ -82,6 +82,8 @@ REQUEST_SUCCESS = _counter("vllm:request_success_total", "Answers that have ende
 NUM_DRAFTS = _counter("vllm:spec_decode_num_drafts_total", "Drafts that were verified.")
 NUM_DRAFT_TOKENS = _counter("vllm:spec_decode_num_draft_tokens_total", "Draft tokens that were verified.")
 NUM_ACCEPTED_TOKENS = _counter("vllm:spec_decode_num_accepted_tokens_total", "Draft tokens that were accepted.")
+GRAMMAR_MASKS = _counter("modelkiln:grammar_masks_total", "Rows of logits that a grammar masked.")
+GRAMMAR_MASK_SECONDS = _counter("modelkiln:grammar_mask_seconds_total", "Time that computing the masks took.")
 REQUESTS_REFUSED = _counter("modelkiln:requests_refused_total", "Requests refused, by the error's kind.", "reason")
 
 TIME_TO_FIRST_TOKEN = _seconds(
@@ -125,7 +127,8 @@ REQUEST_PREFILL_KV_COMPUTED = Family(
 GAUGES = (NUM_RUNNING, NUM_WAITING, KV_CACHE_USAGE, CACHE_CONFIG_INFO, KV_BLOCKS, PREFIX_CACHE_BLOCKS, ACCEPTANCE_RATE)
 COUNTERS = (
     *(PREFIX_CACHE_QUERIES, PREFIX_CACHE_HITS, NUM_PREEMPTIONS, PROMPT_TOKENS, PROMPT_TOKENS_CACHED, GENERATION_TOKENS),
-    *(REQUEST_SUCCESS, NUM_DRAFTS, NUM_DRAFT_TOKENS, NUM_ACCEPTED_TOKENS, REQUESTS_REFUSED),
+    *(REQUEST_SUCCESS, REQUESTS_REFUSED, NUM_DRAFTS, NUM_DRAFT_TOKENS, NUM_ACCEPTED_TOKENS),
+    *(GRAMMAR_MASKS, GRAMMAR_MASK_SECONDS),
 )
 _FIXED_HISTOGRAMS = (
     *(TIME_TO_FIRST_TOKEN, INTER_TOKEN_LATENCY, TIME_PER_OUTPUT_TOKEN, E2E_LATENCY, QUEUE_TIME, PREFILL_TIME),

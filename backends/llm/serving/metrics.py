@@ -19,7 +19,7 @@ from backends.llm.engine.results import EngineStats, StepOutput
 from backends.llm.sampling.params import SamplingParams
 from backends.llm.serving import metric_families as m
 
-REFUSALS = ("invalid_request", "context_length_exceeded", "overloaded", "deadline")
+REFUSALS = ("invalid_request", "context_length_exceeded", "overloaded", "deadline", "internal")
 
 
 class Series(NamedTuple):
@@ -227,6 +227,8 @@ class EngineMetrics:
         yield Series(m.NUM_DRAFTS.name), stats.num_drafts
         yield Series(m.NUM_DRAFT_TOKENS.name), stats.num_draft_tokens
         yield Series(m.NUM_ACCEPTED_TOKENS.name), stats.num_accepted_tokens
+        yield Series(m.GRAMMAR_MASKS.name), stats.num_masks
+        yield Series(m.GRAMMAR_MASK_SECONDS.name), stats.mask_seconds
         for reason, count in self._ended.items():
             yield _labelled(m.REQUEST_SUCCESS, reason.value), count
         for kind, count in self._refused.items():

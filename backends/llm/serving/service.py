@@ -14,6 +14,7 @@ from backends.llm.serving.delivery import Channel, Delivery
 from backends.llm.serving.engine_thread import EngineThread
 from backends.llm.serving.errors import UNLOADING, response_error
 from backends.llm.serving.grammar_queue import GrammarQueue
+from backends.llm.serving.metrics import EngineMetrics
 from backends.llm.serving.observer import EngineObserver
 from backends.llm.serving.options import ServiceOptions
 from backends.llm.serving.requests import ServedRequest, Tensors, request_from_tensors
@@ -28,6 +29,9 @@ class Service:
     Args:
         engine: closed by `close`.
         observers: are told of every request and step.
+
+    Attributes:
+        metrics: what was counted since the start.
     """
 
     def __init__(self, engine: LLMEngine, options: ServiceOptions, observers: Sequence[EngineObserver] = ()) -> None:
@@ -36,7 +40,8 @@ class Service:
         self._ids = itertools.count()
         self._closed = False
         self._delivery = Delivery(self._abort)
-        self._thread = EngineThread(engine, self._delivery, observers)
+        self.metrics = EngineMetrics(engine.scheduler.max_model_len, engine.stats(), _cache_info(engine))
+        self._thread = EngineThread(engine, self._delivery, (self.metrics, *observers))
         self._grammars = GrammarQueue(engine)
 
     @classmethod
@@ -111,3 +116,12 @@ class Service:
 
     def _abort(self, request_id: str) -> None:
         self._thread.abort(request_id)
+
+
+def _cache_info(engine: LLMEngine) -> dict[str, str]:
+    """Returns the labels of `vllm:cache_config_info`, by vLLM's names and in Python's words as there."""
+    return {
+        "block_size": str(engine.block_size),
+        "num_gpu_blocks": str(engine.stats().scheduler.num_blocks),
+        "enable_prefix_caching": str(engine.scheduler.config.enable_prefix_cache),
+    }

@@ -6,6 +6,7 @@ import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from string import ascii_letters, digits
 from typing import Any
 
 import numpy as np
@@ -146,3 +147,19 @@ def tiny(arch: str = "llama", *, tied: bool = True, head_dim: int = 16, seed: in
     if arch == "gemma3":
         metadata["gemma3.attention.sliding_window"] = 16
     return GgufBytes(metadata, tensors)
+
+
+def tiny_with_text(context_length: int = 128) -> GgufBytes:
+    """A tiny llama with a tokenizer: a token for each of some characters, so that it can be served."""
+    characters = [*ascii_letters, *digits, *"Ġ.,:;!?-_'()/"]
+    tokens = ["ab", *characters]
+    tokens += [f"<{number}>" for number in range(VOCAB - len(tokens))]
+    return tiny().with_metadata(
+        llama__context_length=context_length,
+        tokenizer__ggml__model="gpt2",
+        tokenizer__ggml__pre="smollm",
+        tokenizer__ggml__tokens=tokens,
+        tokenizer__ggml__token_type=[1] * (VOCAB - 1) + [3],
+        tokenizer__ggml__merges=["a b"],
+        tokenizer__ggml__eos_token_id=VOCAB - 1,
+    )
