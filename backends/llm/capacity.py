@@ -10,7 +10,10 @@ from backends.llm.loaders.shapes import expected_shapes
 from backends.llm.models.config import DecoderConfig
 
 # Bytes of one number in the KV cache.
-KV_DTYPES = {"f32": 4, "f16": 2, "bf16": 2}
+KV_DTYPES = {"f32": 4, "f16": 2, "bf16": 2, "u8": 1}
+# In u8 a scale and a zero point, each a float32, go with each token of a head's values and with each column of a block
+# of its keys: that is how OpenVINO's paged attention keeps them.
+_U8_SCALE_BYTES = 8
 
 
 def num_parameters(config: DecoderConfig) -> int:
@@ -18,17 +21,30 @@ def num_parameters(config: DecoderConfig) -> int:
     return sum(math.prod(shape) for shape in expected_shapes(config).values())
 
 
-def kv_bytes_per_token(config: DecoderConfig, value_bytes: int) -> int:
-    """Returns the bytes of one token's keys and values in all layers: 2 x layers x kv_heads x head_dim x bytes."""
-    return 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim * value_bytes
+def kv_bytes_per_block(config: DecoderConfig, dtype: str, block_size: int) -> int:
+    """Returns the bytes of one block's keys and values in all layers: 2 x layers x kv_heads x head_dim x bytes a token.
+
+    Args:
+        dtype: a key of KV_DTYPES; with "u8" the scales are counted too.
+    """
+    numbers = 2 * block_size * config.head_dim * KV_DTYPES[dtype]
+    scales = _U8_SCALE_BYTES * (block_size + config.head_dim) if dtype == "u8" else 0
+    return config.num_hidden_layers * config.num_key_value_heads * (numbers + scales)
 
 
-def kv_bytes_needed(config: DecoderConfig, num_tokens: int, value_bytes: int) -> int:
+def kv_bytes_per_token(config: DecoderConfig, dtype: str, block_size: int) -> int:
+    """Returns a token's share of a block, rounded up."""
+    return -(-kv_bytes_per_block(config, dtype, block_size) // block_size)
+
+
+def kv_bytes_needed(config: DecoderConfig, num_tokens: int, dtype: str, block_size: int) -> int:
     """Returns the bytes that the model reads at that length: a windowed layer reads no more than its window."""
-    per_layer = 2 * config.num_key_value_heads * config.head_dim * value_bytes
     windowed = sum(config.windowed_layers)
     seen = min(num_tokens, config.sliding_window) if config.sliding_window else num_tokens
-    return per_layer * ((config.num_hidden_layers - windowed) * num_tokens + windowed * seen)
+    tokens_of_layers = (config.num_hidden_layers - windowed) * num_tokens + windowed * seen
+    return -(
+        -kv_bytes_per_block(config, dtype, block_size) * tokens_of_layers // (config.num_hidden_layers * block_size)
+    )
 
 
 def mean_waste(block_size: int, num_tokens: int) -> tuple[float, float]:
@@ -74,17 +90,17 @@ class KvPlan:
     usable_bytes: int
     weight_bytes: int
     block_size: int
-    value_bytes: int
+    dtype: str
     num_blocks: int
     fits: tuple[Fit, ...]
 
     @property
     def kv_bytes_per_token(self) -> int:
-        return kv_bytes_per_token(self.config, self.value_bytes)
+        return kv_bytes_per_token(self.config, self.dtype, self.block_size)
 
     @property
     def kv_bytes_per_block(self) -> int:
-        return self.kv_bytes_per_token * self.block_size
+        return kv_bytes_per_block(self.config, self.dtype, self.block_size)
 
 
 def plan_kv_cache(
@@ -93,19 +109,19 @@ def plan_kv_cache(
     usable_bytes: int,
     weight_bytes: int,
     block_size: int,
-    value_bytes: int,
+    dtype: str,
     lengths: Sequence[int],
 ) -> KvPlan:
     """Returns how many blocks the weights leave room for, and how many requests of each length fit into them.
 
     Every layer keeps every token of a running request, windowed layers too: that is how this engine's cache works.
     """
-    block_bytes = kv_bytes_per_token(config, value_bytes) * block_size
+    block_bytes = kv_bytes_per_block(config, dtype, block_size)
     num_blocks = max(0, usable_bytes - weight_bytes) // block_bytes
     fits = []
     for length in lengths:
         blocks = -(-length // block_size)
-        needed = kv_bytes_needed(config, length, value_bytes)
+        needed = kv_bytes_needed(config, length, dtype, block_size)
         fits.append(Fit(length, blocks, blocks * block_bytes, needed, num_blocks // blocks))
     return KvPlan(
         config=config,
@@ -113,7 +129,7 @@ def plan_kv_cache(
         usable_bytes=usable_bytes,
         weight_bytes=weight_bytes,
         block_size=block_size,
-        value_bytes=value_bytes,
+        dtype=dtype,
         num_blocks=num_blocks,
         fits=tuple(fits),
     )

@@ -41,8 +41,8 @@ def _bytes(context: click.Context, parameter: click.Parameter, text: str) -> int
     "--dtype",
     default="f16",
     show_default=True,
-    type=click.Choice(["f32", "f16", "bf16"]),
-    help="Of the numbers in the KV cache.",
+    type=click.Choice(["f32", "f16", "bf16", "u8"]),
+    help="Of the numbers in the KV cache; u8 with its scales, as OpenVINO keeps them.",
 )
 @click.option("--block-size", default=16, show_default=True, type=click.IntRange(1, 1024), help="Tokens in one block.")
 @click.option(
@@ -79,7 +79,7 @@ def command(
       compile kv-plan --model llama-70b/config.json --memory 80GiB --weight-bits 4.5 --length 4096
       compile kv-plan --model model/ --memory 24GiB --json | jq .fits
     """
-    from backends.llm.capacity import KV_DTYPES, num_parameters, plan_kv_cache
+    from backends.llm.capacity import num_parameters, plan_kv_cache
     from backends.llm.loaders.description import read_description
 
     config, stored = read_description(model)
@@ -91,13 +91,13 @@ def command(
         usable_bytes=int(memory * utilization),
         weight_bytes=stored,
         block_size=block_size,
-        value_bytes=KV_DTYPES[dtype],
+        dtype=dtype,
         lengths=lengths or sorted({*(n for n in LENGTHS if n < longest), longest}),
     )
     if as_json:
         click.echo(json.dumps({"model": str(model), "memory": memory, **_to_json(plan)}))
     else:
-        _print(plan, dtype)
+        _print(plan)
 
 
 def _to_json(plan: KvPlan) -> dict[str, Any]:
@@ -117,15 +117,16 @@ def _to_json(plan: KvPlan) -> dict[str, Any]:
     }
 
 
-def _print(plan: KvPlan, dtype: str) -> None:
-    from backends.llm.capacity import mean_waste
+def _print(plan: KvPlan) -> None:
+    from backends.llm.capacity import KV_DTYPES, mean_waste
     from compiler.units import shown_bytes
 
     c = plan.config
+    numbers = f"{KV_DTYPES[plan.dtype]} bytes ({plan.dtype}){' and scales' if plan.dtype == 'u8' else ''}"
     click.echo(
         f"{c.architecture}: {plan.parameters / 1e6:,.0f} million parameters, {shown_bytes(plan.weight_bytes)}\n"
         f"KV cache: 2 x {c.num_hidden_layers} layers x {c.num_key_value_heads} heads x {c.head_dim} x "
-        f"{plan.value_bytes} bytes ({dtype}) = {plan.kv_bytes_per_token:,} bytes a token, "
+        f"{numbers} = {plan.kv_bytes_per_token:,} bytes a token, "
         f"{plan.kv_bytes_per_block:,} a block of {plan.block_size}\n"
         f"of {shown_bytes(plan.usable_bytes)} the weights leave {plan.num_blocks:,} blocks: "
         f"{plan.num_blocks * plan.block_size:,} tokens\n"

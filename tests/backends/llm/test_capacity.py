@@ -9,6 +9,7 @@ import pytest
 
 from backends.llm.capacity import (
     kv_bytes_needed,
+    kv_bytes_per_block,
     kv_bytes_per_token,
     mean_waste,
     num_parameters,
@@ -46,10 +47,10 @@ def _config(values: dict[str, Any], **changes: Any) -> DecoderConfig:
 
 def test_g30_kv_bytes_count_the_heads_of_keys_and_the_explicit_head_dim() -> None:
     config = _config(SMALL)
-    assert kv_bytes_per_token(config, 2) == 768  # 1536 with all heads, 384 with hidden / heads
-    plan = plan_kv_cache(config, usable_bytes=0, weight_bytes=0, block_size=16, value_bytes=2, lengths=[])
+    assert kv_bytes_per_token(config, "f16", 16) == 768  # 1536 with all heads, 384 with hidden / heads
+    plan = plan_kv_cache(config, usable_bytes=0, weight_bytes=0, block_size=16, dtype="f16", lengths=[])
     assert (plan.kv_bytes_per_token, plan.kv_bytes_per_block) == (768, 12288)
-    assert kv_bytes_per_token(config, 4) == 1536
+    assert kv_bytes_per_token(config, "f32", 16) == 1536
 
 
 def test_g31_windowed_layers_count_up_to_the_window() -> None:
@@ -58,19 +59,19 @@ def test_g31_windowed_layers_count_up_to_the_window() -> None:
         sliding_window=1024,
         windowed_layers=(True, False) * 18,
     )
-    assert kv_bytes_per_token(config, 2) == 73728
-    assert kv_bytes_needed(config, 1, 2) == 73728
-    assert kv_bytes_needed(config, 1024, 2) == 1024 * 73728
-    assert kv_bytes_needed(config, 1025, 2) - kv_bytes_needed(config, 1024, 2) == 73728 // 2
-    assert kv_bytes_needed(config, 4096, 2) == 73728 // 2 * (4096 + 1024)
+    assert kv_bytes_per_token(config, "f16", 16) == 73728
+    assert kv_bytes_needed(config, 1, "f16", 16) == 73728
+    assert kv_bytes_needed(config, 1024, "f16", 16) == 1024 * 73728
+    assert kv_bytes_needed(config, 1025, "f16", 16) - kv_bytes_needed(config, 1024, "f16", 16) == 73728 // 2
+    assert kv_bytes_needed(config, 4096, "f16", 16) == 73728 // 2 * (4096 + 1024)
 
 
 def test_llama_3_70b_at_4096_tokens_and_16_requests() -> None:
     config = _config(LLAMA_70B)
     assert num_parameters(config) == 70_553_706_496
-    assert 16 * kv_bytes_needed(config, 4096, 2) == 20 << 30
+    assert 16 * kv_bytes_needed(config, 4096, "f16", 16) == 20 << 30
     as_many_heads = _config(LLAMA_70B, num_key_value_heads=64)
-    assert 16 * kv_bytes_needed(as_many_heads, 4096, 2) == 160 << 30
+    assert 16 * kv_bytes_needed(as_many_heads, 4096, "f16", 16) == 160 << 30
 
 
 def test_parameters_are_those_of_transformers() -> None:
@@ -93,7 +94,7 @@ def test_a_plan_by_hand() -> None:
         usable_bytes=1_000_000,
         weight_bytes=385_600,
         block_size=16,
-        value_bytes=2,
+        dtype="f16",
         lengths=[1, 16, 17, 800],
     )
     assert plan.num_blocks == 50
@@ -104,7 +105,7 @@ def test_a_plan_by_hand() -> None:
 
 
 def test_weights_that_leave_nothing() -> None:
-    plan = plan_kv_cache(_config(SMALL), usable_bytes=100, weight_bytes=200, block_size=16, value_bytes=2, lengths=[10])
+    plan = plan_kv_cache(_config(SMALL), usable_bytes=100, weight_bytes=200, block_size=16, dtype="f16", lengths=[10])
     assert (plan.num_blocks, plan.fits[0].requests) == (0, 0)
 
 
@@ -118,3 +119,21 @@ def test_waste_is_the_mean_over_all_lengths(block_size: int) -> None:
 
 def test_waste_stays_under_4_percent_at_a_mean_of_512_tokens() -> None:
     assert mean_waste(32, 512)[1] < 0.04
+
+
+def test_bytes_of_a_u8_cache_are_those_that_the_runner_has():
+    """OpenVINO's own tensors, of a model with two heads of 32: [2, 40, 32] and [2, 32, 40] bytes a layer and block."""
+    pytest.importorskip("openvino")
+    from backends.llm.runners.openvino import OpenVinoOptions, OpenVinoRunner
+    from tests.backends.llm.runners.tiny_models import build
+
+    _, model = build("llama")
+    for precision, dtype in (("u8", "u8"), ("auto", "f32")):
+        options = OpenVinoOptions(
+            kv_cache_bytes=1 << 20, num_threads=1, kv_cache_precision=precision, exact=dtype == "f32"
+        )
+        runner = OpenVinoRunner(model, options)
+        assert runner.block_bytes == kv_bytes_per_block(model.config, dtype, runner.block_size)
+        runner.close()
+    assert kv_bytes_per_block(model.config, "u8", 32) == 3 * 2 * (40 * 32 + 32 * 40)
+    assert kv_bytes_per_token(model.config, "u8", 32) == 480

@@ -41,6 +41,9 @@ def test_the_same_in_words(tmp_path: Path) -> None:
     assert "2 x 80 layers x 8 heads x 128 x 4 bytes (f32) = 655,360 bytes a token" in result.output
     table = result.output.split("requests\n")[1].split("\n\n")[0]
     assert [line.split()[:2] for line in table.splitlines()] == [["512", "32"], ["2,048", "128"], ["8,192", "512"]]
+    in_bytes = _run("--model", str(_config(tmp_path)), "--memory", "80GiB", "--dtype", "u8", "--block-size", "32")
+    # 2 x 128 numbers a token and head, 8 bytes of scales for the values and a 32nd of 128 x 8 for the keys
+    assert f"x 128 x 1 bytes (u8) and scales = {80 * 8 * (256 + 8 + 32):,} bytes a token" in in_bytes.output
     too_small = _run("--model", str(_config(tmp_path)), "--memory", "24GiB")
     assert too_small.exit_code == 0 and "nothing fits: the weights alone leave no room" in too_small.output
 
@@ -74,7 +77,7 @@ def test_wrong_usage(tmp_path: Path) -> None:
         (["--model", path, "--memory", "24"], "'24' is not of the form 24GiB"),
         (["--model", path, "--memory", "0GiB"], "'0GiB' is not of the form"),
         (["--model", path, "--memory", "1GiB", "--block-size", "0"], "0 is not in the range"),
-        (["--model", path, "--memory", "1GiB", "--dtype", "u8"], "'u8' is not one of"),
+        (["--model", path, "--memory", "1GiB", "--dtype", "u4"], "'u4' is not one of"),
         (["--memory", "1GiB"], "Missing option '--model'"),
     ):
         result = _run(*words)
