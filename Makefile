@@ -7,7 +7,7 @@ READY := $(VENV)/.installed
 PIP_INSTALL := $(BIN)/python -m pip install --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test lint bench bench-llm bench-llm-served soak clean
+.PHONY: help install demo test lint bench bench-llm bench-llm-served soak fuzz-api clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -78,6 +78,9 @@ bench-llm-served: $(READY) $(PEERS)/vllm/.installed ## a served language model a
 soak: $(READY) ## what takes too long for the tests: thousands of random schedules, whole answers of real models
 	MODELKILN_RANDOM_SCHEDULES=5000 $(BIN)/python -m pytest tests/backends/llm/engine/test_random_schedules.py
 	$(BIN)/python -m pytest -m soak
+
+fuzz-api: $(READY) ## 10,000 requests made from the OpenAPI document against the front end, and as many with broken bytes
+	MODELKILN_FUZZ_CASES=10000 $(BIN)/python -m pytest -s tests/clients/openai_server/test_fuzz_api.py
 
 clean: ## remove what was built (not the virtual environment)
 	rm -rf perf_report build *.egg-info

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from clients.openai_server.errors import ApiError, deadline_error, unavailable
@@ -21,13 +21,9 @@ class Usage:
     completion_tokens: int = 0
     cached_tokens: int = 0
 
-    def with_update(self, update: Update) -> Usage:
-        return replace(
-            self,
-            prompt_tokens=update.num_prompt_tokens,
-            completion_tokens=update.num_output_tokens,
-            cached_tokens=update.num_cached_tokens,
-        )
+    @staticmethod
+    def of(update: Update) -> Usage:
+        return Usage(update.num_prompt_tokens, update.num_output_tokens, update.num_cached_tokens)
 
     def __add__(self, other: Usage) -> Usage:
         return Usage(

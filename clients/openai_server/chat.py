@@ -56,7 +56,7 @@ class ChatStream:
         Raises:
             ApiError: an answer was ended by the server.
         """
-        self.usage = self.usage.with_update(update)
+        self.usage = Usage.of(update)
         parts = []
         for index, (text, reason) in enumerate(zip(update.texts, update.finish_reasons, strict=True)):
             if not self._open[index]:
@@ -141,7 +141,7 @@ def chat_response(
         "created": created,
         "model": model,
         "choices": choices,
-        "usage": Usage().with_update(update).to_json(),
+        "usage": Usage.of(update).to_json(),
     }
 
 

@@ -53,7 +53,7 @@ class CompletionStream:
         Raises:
             ApiError: an answer was ended by the server.
         """
-        self._usages[prompt] = self._usages[prompt].with_update(update)
+        self._usages[prompt] = Usage.of(update)
         events = []
         for number, (text, reason) in enumerate(zip(update.texts, update.finish_reasons, strict=True)):
             index = prompt * self._n + number
@@ -117,7 +117,7 @@ def completion_response(
         "created": created,
         "model": model,
         "choices": choices,
-        "usage": sum((Usage().with_update(update) for update in updates), Usage()).to_json(),
+        "usage": sum((Usage.of(update) for update in updates), Usage()).to_json(),
     }
 
 

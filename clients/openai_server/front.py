@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 import logging
 import re
@@ -11,7 +12,7 @@ from typing import Any
 
 from clients.openai_server.answers import event
 from clients.openai_server.body import ClientGone
-from clients.openai_server.errors import ApiError, internal_error
+from clients.openai_server.errors import ApiError, internal_error, unavailable
 from clients.openai_server.metrics import RequestMetrics
 from clients.openai_server.request_record import RequestRecord, put_record
 
@@ -54,6 +55,8 @@ class Front:
                 await answer.fail(error)
             except ClientGone:
                 pass
+            except asyncio.CancelledError:  # by uvicorn alone, when it stops and has waited long enough
+                await answer.fail(unavailable("the server is stopping"))
             except Exception as error:
                 log.exception("request %s failed", record.request_id)
                 await answer.fail(internal_error(type(error).__name__))

@@ -99,16 +99,21 @@ def infer_request(generation: Generation) -> InferRequest:
 def update_from_response(response: InferResponse) -> Update:
     """Returns what a response says."""
     found = {t.name: raw for t, raw in zip(response.outputs, response.raw_output_contents, strict=True)}
-    counts = [np.frombuffer(found.get(name, b""), np.uint32) for name in _COUNTS]
+    prompt, output, cached = (_numbers(found.get(name, b"")) for name in _COUNTS)
     texts = texts_from_bytes(found.get("text_output", b""))
     return Update(
         texts=texts,
         finish_reasons=texts_from_bytes(found.get("finish_reason", b"")) or [GOES_ON] * len(texts),
         logprobs=texts_from_bytes(found.get("logprobs", b"")),
-        num_prompt_tokens=int(counts[0].max(initial=0)),
-        num_cached_tokens=int(counts[2].max(initial=0)),
-        num_output_tokens=int(counts[1].sum()),
+        num_prompt_tokens=max(prompt, default=0),
+        num_cached_tokens=max(cached, default=0),
+        num_output_tokens=sum(output),
     )
+
+
+def _numbers(raw: bytes) -> tuple[int, ...]:
+    """Returns the elements of a UINT32 tensor."""
+    return struct.unpack(f"<{len(raw) // 4}I", raw)
 
 
 def texts_from_bytes(raw: bytes) -> list[str]:

@@ -233,7 +233,7 @@ async def _whole(updates: AsyncIterator[tuple[int, Update]], num_prompts: int, r
     async with aclosing(updates) as all_updates:  # type: ignore[type-var]
         async for prompt, update in all_updates:
             found[prompt] = update
-    record.usage = sum((Usage().with_update(update) for update in found.values()), Usage())
+    record.usage = sum((Usage.of(update) for update in found.values()), Usage())
     record.note_first_token()
     if len(found) < num_prompts:
         raise internal_error("a stream ended without a response")

@@ -134,7 +134,10 @@ class Models:
         return self._refreshing
 
     async def _ask(self) -> None:
-        versions = await self._triton.ready_versions()
+        await self._triton.check_live()
+        names = await asyncio.to_thread(_model_names, self._repository)
+        found = await asyncio.gather(*(self._triton.newest_version(name) for name in names))
+        versions = {name: version for name, version in zip(names, found, strict=True) if version is not None}
         for key in versions.items():
             if key not in self._models:
                 config = await self._triton.config(*key)
@@ -142,6 +145,10 @@ class Models:
         self._models = {key: self._models[key] for key in versions.items()}
         self._versions = versions
         self._asked_at = time.monotonic()
+
+
+def _model_names(repository: Path) -> list[str]:
+    return sorted(folder.name for folder in repository.iterdir() if folder.is_dir())
 
 
 def _model_from_config(repository: Path, name: str, version: str, config: Any) -> Model | None:

@@ -63,19 +63,21 @@ class Triton:
             return False
         return bool(answer.ready)
 
-    async def ready_versions(self) -> dict[str, str]:
-        """Returns the newest version that is ready, by model.
+    async def check_live(self) -> None:
+        """Raises ApiError where no server answers."""
+        await self._call(self._stub.ServerLive, service_pb2.ServerLiveRequest(), _CALL_S)
 
-        Raises:
-            ApiError: no server answers.
+    async def newest_version(self, model: str) -> str | None:
+        """Returns the newest version of a model that is ready, or None.
+
+        Triton's list of all models is not asked for: it is closed where `compile serve` restarts models.
         """
-        request = service_pb2.RepositoryIndexRequest(ready=True)
-        answer = await self._call(self._stub.RepositoryIndex, request, _CALL_S)
-        found: dict[str, str] = {}
-        for model in answer.models:
-            if model.state == "READY" and int(model.version or 0) >= int(found.get(model.name) or 0):
-                found[model.name] = model.version
-        return found
+        request = service_pb2.ModelMetadataRequest(name=model)
+        try:
+            answer = await self._stub.ModelMetadata(request, timeout=_CALL_S)
+        except grpc.aio.AioRpcError:
+            return None
+        return max(answer.versions, key=int, default=None)
 
     async def config(self, model: str, version: str) -> Any:
         """Returns a model's ModelConfig."""

@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import json
 import shutil
+import string
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 from openai import OpenAI
+from safetensors.numpy import save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
+from compiler.llm.config import llm_config
+from compiler.triton_config import text_from_config
 from tests.serving import Served, serve, write_python_model
 
+MAX_NUM_SEQS, MAX_WAITING = 4, 12  # of the tiny model
 SPECIAL = ["<bos>", "<eos>", "<user>", "<assistant>", "<system>"]
 TEMPLATE = (
     "{{ bos_token }}{% if tools %}<system>Tools: {{ tools | tojson }} Call them as <tool_call>{...}</tool_call>"
@@ -48,7 +54,7 @@ instance_group { kind: KIND_CPU count: 1 }
 """
 
 
-def write_tokenizer(folder: Path) -> None:
+def write_tokenizer(folder: Path) -> Tokenizer:
     """A byte-level tokenizer that puts <bos> before a text, with a chat template that writes it too."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -63,6 +69,37 @@ def write_tokenizer(folder: Path) -> None:
     tokenizer.save(str(folder / "tokenizer.json"))
     settings = {"bos_token": "<bos>", "eos_token": "<eos>", "chat_template": TEMPLATE}
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    return tokenizer
+
+
+def write_tiny_llm(folder: Path) -> None:
+    """A Llama with random weights and the tokenizer above, as `compile llm` publishes one, without its proof."""
+    tokenizer = write_tokenizer(folder)
+    vocab, hidden, mlp, layers, kv_heads, head_dim = tokenizer.get_vocab_size(), 64, 96, 2, 2, 16
+    config = {"model_type": "llama", "vocab_size": vocab, "hidden_size": hidden, "intermediate_size": mlp}
+    config |= {"num_hidden_layers": layers, "num_attention_heads": 4, "num_key_value_heads": kv_heads}
+    config |= {"head_dim": head_dim, "max_position_embeddings": 8192, "rms_norm_eps": 1e-5, "rope_theta": 10000.0}
+    config |= {"hidden_act": "silu", "tie_word_embeddings": True, "eos_token_id": 1, "bos_token_id": 0}
+    shapes = {"model.embed_tokens.weight": (vocab, hidden), "model.norm.weight": (hidden,)}
+    for layer in range(layers):
+        at = f"model.layers.{layer}"
+        shapes |= {f"{at}.input_layernorm.weight": (hidden,), f"{at}.post_attention_layernorm.weight": (hidden,)}
+        shapes |= {f"{at}.self_attn.{name}_proj.weight": (hidden, hidden) for name in "qo"}
+        shapes |= {f"{at}.self_attn.{name}_proj.weight": (kv_heads * head_dim, hidden) for name in "kv"}
+        shapes |= {f"{at}.mlp.{name}_proj.weight": (mlp, hidden) for name in ("gate", "up")}
+        shapes[f"{at}.mlp.down_proj.weight"] = (hidden, mlp)
+    chance = np.random.default_rng(0)
+    weights = {name: chance.normal(0, 0.2, shape).astype(np.float32) for name, shape in shapes.items()}
+    weights |= {name: np.ones(shape, np.float32) for name, shape in shapes.items() if len(shape) == 1}
+    # The head is the embedding: tokens that are no letter get logits of 0, and greedy answers are letters.
+    letters = [tokenizer.token_to_id(letter) for letter in string.ascii_letters]
+    weights["model.embed_tokens.weight"][np.setdiff1d(np.arange(vocab), letters)] = 0
+    save_file(weights, folder / "model.safetensors")
+    (folder / "config.json").write_text(json.dumps(config))
+    engine = {"exact": True, "kv_cache_bytes": 16 << 20, "max_model_len": 8192}
+    engine |= {"max_num_seqs": MAX_NUM_SEQS, "max_waiting": MAX_WAITING}
+    (folder / "engine.json").write_text(json.dumps(engine))
+    (folder.parent / "config.pbtxt").write_text(text_from_config(llm_config(folder.parent.name, "KIND_CPU")))
 
 
 def write_repository(repository: Path) -> None:
@@ -82,6 +119,7 @@ def write_repository(repository: Path) -> None:
     manifest = {"llm": {"max_model_len": 4096}}
     (folder / "1" / "manifest.json").write_text(json.dumps(manifest))
     write_python_model(repository, "embedder", EMBED_CODE, EMBED_CONFIG)
+    write_tiny_llm(repository / "tiny" / "1")
     write_python_model(repository, "identity")
 
 

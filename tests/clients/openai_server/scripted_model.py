@@ -50,7 +50,8 @@ def answer(sender, inputs):
             "num_cached_tokens": np.full(len(step["text"]), 3, np.uint32),
         }
         if "logprobs" in sampling:
-            outputs["logprobs"] = np.array([json.dumps(entry) for entry in step["logprobs"]], dtype=object)
+            entries = step.get("logprobs", [[]] * len(step["text"]))
+            outputs["logprobs"] = np.array([json.dumps(entry) for entry in entries], dtype=object)
         sender.send(pb_utils.InferenceResponse([pb_utils.Tensor(name, array) for name, array in outputs.items()]))
     sender.send(flags=FINAL)
 

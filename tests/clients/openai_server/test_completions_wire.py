@@ -108,9 +108,9 @@ def test_embeddings_refuse_what_they_cannot_do(front: Served) -> None:
 
 
 def test_models_are_those_that_this_api_can_use(front: Served) -> None:
-    """Triton has a third one, which takes numbers."""
+    """Triton has one more, which takes numbers."""
     listed = call(front, "GET", "/v1/models").json
-    assert [m["id"] for m in listed["data"]] == ["embedder", "scripted"]
-    assert [m["max_model_len"] for m in listed["data"]] == [None, 4096]
+    assert [m["id"] for m in listed["data"]] == ["embedder", "scripted", "tiny"]
+    assert [m["max_model_len"] for m in listed["data"]] == [None, 4096, None]
     assert call(front, "GET", "/v1/models/scripted").json == listed["data"][1]
     assert call(front, "GET", "/v1/models/identity").status == 404

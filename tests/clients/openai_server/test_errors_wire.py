@@ -121,7 +121,7 @@ def test_numbers_that_are_no_json_or_too_large(front: Served, number: str) -> No
 def test_unknown_models_paths_and_methods(front: Served) -> None:
     answer = complete(front, model="no-such-model")
     assert answer.status == 404 and answer.error["code"] == "model_not_found"
-    assert "allowed: scripted" in answer.error["message"]
+    assert "allowed: scripted, tiny" in answer.error["message"]
     assert call(front, "POST", "/v1/chat/completions", {"model": "embedder", "messages": [{"role": "user", "content": "x"}]}).status == 400  # fmt: skip  # noqa: E501
     assert call(front, "GET", "/v1/nothing").error["code"] == "not_found"
     assert call(front, "GET", "/v1/completions").status == 405
