@@ -35,7 +35,7 @@ def template(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("template")
     (folder / "cli_model.py").write_text("import torch\nfrom torch import nn\n" + MODEL)
     (folder / "spec.yaml").write_text(SPEC.replace("FACTORY", "cli_model:build").lstrip())
-    done = run_compile("build", folder / "spec.yaml", "-r", folder / "repo")
+    done = run_compile("build", folder / "spec.yaml", "-r", folder / "repo", fresh=True)
     assert done.returncode == 0, done.stderr
     (folder / "stdout").write_text(done.stdout)
     (folder / "stderr").write_text(done.stderr)

@@ -35,7 +35,7 @@ def template(tmp_path_factory):
     folder = tmp_path_factory.mktemp("lock")
     (folder / "lock_model.py").write_text("import torch\nfrom torch import nn\n" + MODEL)
     (folder / "spec.yaml").write_text(SPEC.replace("FACTORY", "lock_model:build").lstrip() + "target: auto\n")
-    done = run_compile("build", folder / "spec.yaml", "-r", folder / "repo", "--lock")
+    done = run_compile("build", folder / "spec.yaml", "-r", folder / "repo", "--lock", fresh=True)
     assert done.returncode == 0 and "compare the candidates" in done.stderr, done.stderr
     return folder
 

@@ -311,7 +311,7 @@ def test_an_input_that_is_not_a_tensor_is_refused(tmp_path):
 def test_two_processes_write_the_same_bytes(tmp_path):
     spec = write(tmp_path, model())
     for repository in ("one", "two"):
-        assert run_compile("build", spec, "-r", tmp_path / repository).returncode == 0
+        assert run_compile("build", spec, "-r", tmp_path / repository, fresh=True).returncode == 0
     one, two = (tmp_path / r / "linear" / "1" / "model.onnx" for r in ("one", "two"))
     assert one.read_bytes() == two.read_bytes()
 
