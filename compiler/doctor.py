@@ -16,14 +16,11 @@ from compiler.errors import ModelkilnError
 from compiler.fingerprint import package_versions
 from compiler.repository import Repository
 from compiler.server import TritonServer, require_numpy_1, server_version
+from compiler.shared_memory_need import MORE_SHARED_MEMORY, SHARED_MEMORY, shared_memory_need
 from compiler.targets.tensorrt_library import TENSORRT, TENSORRT_RTX, Library, check_version
-from compiler.triton_config import CONFIG_FILE, config_from_text
 from compiler.triton_install import find_triton, python_version, require_stub
 
 OK, LACK, FAULT = "ok", "lack", "fault"
-
-# Triton's Python backend takes this much of /dev/shm for each instance before the first request.
-SHM_BYTES_PER_INSTANCE = 1 << 20
 _CPU_FLAGS = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_int8", "avx_vnni")
 
 
@@ -204,35 +201,12 @@ def _library(library: Library, prevents: str, fix: str) -> Check:
 
 
 def _shared_memory(repository: Repository) -> Check:
-    path = Path("/dev/shm")
-    if not path.is_dir():
+    if not SHARED_MEMORY.is_dir():
         return Check("/dev/shm", FAULT, "absent", "serving models in Python", "mount -t tmpfs tmpfs /dev/shm")
-    free = shutil.disk_usage(path).free
-    needed, instances = shared_memory_needed(repository)
-    found = (
-        f"{free >> 20} MiB free; the repository's {instances} instances need {needed >> 20} MiB and room for tensors"
-    )
-    if free < needed:
-        return Check(
-            "/dev/shm",
-            FAULT,
-            found,
-            "loading all models",
-            "docker run --shm-size=1g ..., or mount -o remount,size=1g /dev/shm",
-        )
-    if free < 2 * needed:
-        return Check("/dev/shm", LACK, found, "large requests", "docker run --shm-size=1g ...")
-    return Check("/dev/shm", OK, found)
-
-
-def shared_memory_needed(repository: Repository) -> tuple[int, int]:
-    """Returns the bytes of /dev/shm that the repository's models take at load, and their instances."""
-    instances = 0
-    for name in repository.models():
-        try:
-            config = config_from_text((repository.path / name / CONFIG_FILE).read_text(encoding="utf-8"), name)
-        except (OSError, UnicodeDecodeError, ModelkilnError):
-            continue  # `compile check` is what complains of it
-        if not config.platform:
-            instances += sum(max(group.count, 1) for group in config.instance_group) or 1
-    return instances * SHM_BYTES_PER_INSTANCE, instances
+    need = shared_memory_need(repository)
+    free = shutil.disk_usage(SHARED_MEMORY).free
+    if free < need.total_bytes:
+        return Check("/dev/shm", FAULT, need.beside(free), "loading all models", MORE_SHARED_MEMORY)
+    if free < 2 * need.total_bytes:
+        return Check("/dev/shm", LACK, need.beside(free), "large requests", MORE_SHARED_MEMORY)
+    return Check("/dev/shm", OK, need.beside(free))

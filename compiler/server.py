@@ -19,9 +19,11 @@ from pathlib import Path
 from types import TracebackType
 
 from compiler.addresses import Addresses, ServerOptions, choose_addresses
+from compiler.complete_configs import configs_are_complete
 from compiler.errors import EnvironmentLacks, RepositoryError
 from compiler.model_control import ModelControl
 from compiler.processes import die_with_parent, kill_group, signals_deferred
+from compiler.repository import Repository
 from compiler.server_flags import EXIT_TIMEOUT_S, hide_from_process_list, new_admin_key, server_flags
 from compiler.server_log import LoadFailure, ServerLog
 from compiler.shared_memory import remove_shared_memory, remove_stale_shared_memory
@@ -50,6 +52,7 @@ class TritonServer:
     _folder: Path | None = field(init=False, default=None)
     _reader: threading.Thread | None = field(init=False, default=None)
     _tail: deque[str] = field(init=False, default_factory=lambda: deque(maxlen=50))
+    _started_at: float = field(init=False, default=0.0)
     _key: str = field(init=False, default_factory=new_admin_key)
 
     def __enter__(self) -> TritonServer:
@@ -93,7 +96,9 @@ class TritonServer:
 
     def _launch(self, install: TritonInstall) -> None:
         assert self._folder is not None
-        command = [str(install.binary), *server_flags(self.options, self.addresses, self._folder, self._key)]
+        complete = configs_are_complete(Repository(self.options.repository))
+        command = [str(install.binary), *server_flags(self.options, self.addresses, self._folder, self._key, complete)]
+        self._started_at = time.monotonic()
         self._process = subprocess.Popen(
             command,
             env=server_environment(install),
@@ -197,7 +202,7 @@ class TritonServer:
                     hidden = True
                     self._hide_key(self._process.pid)
                 self._tail.append(line.rstrip("\n"))
-                self.log.read(line)
+                self.log.read(line, time.monotonic() - self._started_at)
                 self.relay(line.rstrip("\n"))
 
     def _hide_key(self, pid: int) -> None:

@@ -27,8 +27,14 @@ def loads_are_ours(options: ServerOptions) -> bool:
     return not any(flag.startswith(_CONTROL_MODE) for flag in options.extra)
 
 
-def server_flags(options: ServerOptions, addresses: Addresses, folder: Path, key: str) -> list[str]:
-    """Returns the arguments for a server whose repository and backends are laid out in `folder`."""
+def server_flags(options: ServerOptions, addresses: Addresses, folder: Path, key: str, complete: bool) -> list[str]:
+    """Returns the arguments for a server.
+
+    Args:
+        folder: where its repository and backends are laid out.
+        key: what opens the admin routes.
+        complete: whether no config.pbtxt needs to be completed: that would start a second process for each model.
+    """
     flags = [
         f"--model-repository={folder / 'repository'}",
         f"--backend-directory={folder / 'backends'}",
@@ -41,6 +47,8 @@ def server_flags(options: ServerOptions, addresses: Addresses, folder: Path, key
         f"--exit-timeout-secs={EXIT_TIMEOUT_S}",
         f"--backend-config=python,shm-region-prefix-name={shared_memory_prefix(os.getpid())}",
     ]
+    if complete:
+        flags.append("--disable-auto-complete-config")
     if loads_are_ours(options):
         flags += [f"{_CONTROL_MODE}=explicit", "--load-model=*"]
     for route in _NEVER_OPEN if options.host in LOOPBACK else _NEVER_OPEN + _OPEN_ON_LOOPBACK:

@@ -1,4 +1,4 @@
-"""Reads tritonserver's log: which models load, which failed and why, and which lines a person should see."""
+"""Reads tritonserver's log: which models load and when, which failed and why, and which lines a person should see."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ _LOADING = re.compile(r'"loading: ([^"]+):(\d+)"')
 _LOADED = re.compile(r"""successfully loaded '([^']+)'""")
 _FAILED = re.compile(r"""^E.*"failed to load '([^']+)' version (\d+): (.*)"$""")
 _POLL_FAILED = re.compile(r"""^E.*"Poll failed for model directory '([^']+)': (.*)"$""")
+_PHASE = re.compile(r"modelkiln model=(\S+) phase=(\S+) seconds=(\d+\.?\d*)")  # of backends/phases.py
 _FRAME = re.compile(r"^\s+(/[^\n(]+\.py)\((\d+)\):", re.M)
 _LEVEL = re.compile(r"^([IWEV])\d{4} ")
 # What the server says on every machine without a GPU; none of it matters there.
@@ -33,19 +34,36 @@ class LoadFailure:
 
 @dataclass
 class ServerLog:
-    """What has been read of a server's log so far."""
+    """What has been read of a server's log so far.
 
-    loading: set[str] = field(default_factory=set)
-    loaded: set[str] = field(default_factory=set)
+    Attributes:
+        loading_at_s, loaded_at_s: when a model's first load began and ended, in seconds after the server's start.
+        phases: what its backend reported, seconds by name; of several instances the slowest.
+    """
+
+    loading_at_s: dict[str, float] = field(default_factory=dict)
+    loaded_at_s: dict[str, float] = field(default_factory=dict)
+    phases: dict[str, dict[str, float]] = field(default_factory=dict)
     _failures: dict[str, LoadFailure] = field(default_factory=dict)
 
-    def read(self, line: str) -> None:
-        """Takes in one line."""
+    @property
+    def loading(self) -> set[str]:
+        return set(self.loading_at_s)
+
+    @property
+    def loaded(self) -> set[str]:
+        return set(self.loaded_at_s)
+
+    def read(self, line: str, at_s: float) -> None:
+        """Takes in one line, and when it came: seconds after the server's start."""
         line = line.rstrip("\n")
         if match := _LOADING.search(line):
-            self.loading.add(match[1])
+            self.loading_at_s.setdefault(match[1], at_s)
         elif match := _LOADED.search(line):
-            self.loaded.add(match[1])
+            self.loaded_at_s.setdefault(match[1], at_s)
+        elif match := _PHASE.search(line):
+            phases = self.phases.setdefault(match[1], {})
+            phases[match[2]] = max(float(match[3]), phases.get(match[2], 0.0))
         elif match := _FAILED.match(line):
             self._failures.setdefault(match[1], LoadFailure(match[1], match[2], one_line(match[3])))
         elif match := _POLL_FAILED.match(line):
@@ -68,7 +86,7 @@ def one_line(reason: str) -> str:
 
 def worth_showing(line: str) -> bool:
     """Whether a line is a warning, an error, or a model's own print."""
-    if any(word in line for word in _ABOUT_NO_GPU):
+    if any(word in line for word in _ABOUT_NO_GPU) or _PHASE.search(line):
         return False
     level = _LEVEL.match(line)
     if level:

@@ -30,6 +30,7 @@ from compiler.tensors import (
     read_output,
     refuse_duplicates,
 )
+from compiler.units import ms_from_text
 from compiler.yaml_reader import Node, read_yaml
 
 AUTO = "auto"
@@ -74,11 +75,13 @@ class Serving:
         max_queue_delay_us: how long a request may wait for batch mates, in microseconds.
         instances: how many copies run side by side.
         threads: intra-op threads of each instance; 0 leaves the choice to the runtime (all cores).
+        ready_within_s: how long its start may take; `compile serve` measures it.
     """
 
     max_queue_delay_us: int = 0
     instances: int = 1
     threads: int = 0
+    ready_within_s: float | None = None
 
 
 @dataclass(frozen=True)
@@ -242,12 +245,17 @@ def read_serving(node: Node | None) -> Serving:
     """Reads the serving options."""
     if node is None:
         return Serving()
-    table = node.table("serving", optional=("max_queue_delay_us", "instances", "threads"))
+    table = node.table("serving", optional=("max_queue_delay_us", "instances", "threads", "ready_within"))
     delay, instances, threads = (table.get(k) for k in ("max_queue_delay_us", "instances", "threads"))
+    ready = table.get("ready_within")
+    ready_ms = ms_from_text(str(ready.value)) if ready else None
+    if ready and not ready_ms:
+        ready.fail(f"serving.ready_within is {ready.value!r}; allowed: a time such as 10s or 500ms")
     return Serving(
         max_queue_delay_us=delay.integer("serving.max_queue_delay_us", 0, 60_000_000) if delay else 0,
         instances=instances.integer("serving.instances", 1, 1024) if instances else 1,
         threads=threads.integer("serving.threads", 0, 1024) if threads else 0,
+        ready_within_s=ready_ms / 1000 if ready_ms else None,
     )
 
 

@@ -14,6 +14,8 @@ from pathlib import Path
 from compiler.errors import EnvironmentLacks
 
 STUB_FILE = "triton_python_backend_stub"
+# What our backends import from their own folder.
+_SHARED_FILES = ("batching.py", "phases.py")
 # Where NVIDIA's container images have it.
 CONTAINER_HOME = Path("/opt/tritonserver")
 HOME_VARIABLE = "MODELKILN_TRITON_HOME"
@@ -95,7 +97,8 @@ def lay_out_backends(install: TritonInstall, folder: Path) -> None:
         if not (folder / own.name).exists():
             (folder / own.name).mkdir()
             shutil.copyfile(own / "model.py", folder / own.name / "model.py")
-            shutil.copyfile(own.parent / "batching.py", folder / own.name / "batching.py")
+            for shared in _SHARED_FILES:
+                shutil.copyfile(own.parent / shared, folder / own.name / shared)
 
 
 def link_or_copy(source: str, target: str) -> str:

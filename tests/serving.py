@@ -12,7 +12,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -99,6 +99,7 @@ class Served:
     triton_pid: int
     openai: str = ""
     openai_pid: int = 0
+    ready: dict[str, Any] = field(default_factory=dict)  # all that the command printed
 
 
 @contextmanager
@@ -120,7 +121,7 @@ def serve(repository: Path, *arguments: str, log: Path | None = None, **extra: s
         ready: dict[str, Any] = json.loads(line)
         addresses = ready["http"], ready["grpc"], ready["metrics"]
         front = ready.get("openai", ""), ready.get("openai_pid", 0)
-        yield Served(process, *addresses, ready["models"], ready["pid"], *front)
+        yield Served(process, *addresses, ready["models"], ready["pid"], *front, ready)
     finally:
         if process.poll() is None:
             process.send_signal(signal.SIGTERM)

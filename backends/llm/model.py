@@ -15,6 +15,7 @@ from backends.llm.serving.metrics_publisher import MetricSource, MetricsPublishe
 from backends.llm.serving.options import ServiceOptions, check_instances
 from backends.llm.serving.responses import ResponseTensors
 from backends.llm.serving.service import Service
+from backends.phases import report_process
 from compiler.errors import ModelkilnError
 
 
@@ -23,6 +24,7 @@ class TritonPythonModel:
 
     def initialize(self, args: dict[str, str]) -> None:
         logging.basicConfig(level=logging.INFO, handlers=[_TritonLog()], force=True)
+        report_process(args["model_name"])
         config = json.loads(args["model_config"])
         parameters = {key: value["string_value"] for key, value in config.get("parameters", {}).items()}
         try:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import batching
 import onnxruntime as ort
+import phases
 import triton_python_backend_utils as pb_utils
 
 # The C++ backend's meaning of `optimization { graph { level } }`.
@@ -24,13 +25,17 @@ class TritonPythonModel:
     """One instance of one model version."""
 
     def initialize(self, args):
+        name = args["model_name"]
+        phases.report_process(name)
         config = json.loads(args["model_config"])
         folder = Path(args["model_repository"], args["model_version"])
-        name = config.get("default_model_filename", "")
-        path = folder / (name if name.endswith(".onnx") else "model.onnx")
+        file = config.get("default_model_filename", "")
+        path = folder / (file if file.endswith(".onnx") else "model.onnx")
         if not path.is_file():
             raise pb_utils.TritonModelException(f"{path.name} is missing in version folder {folder.name}")
-        self.session = ort.InferenceSession(str(path), _session_options(config), providers=["CPUExecutionProvider"])
+        with phases.phase(name, "load"):  # reads, optimises and prepares in one call
+            options = _session_options(config)
+            self.session = ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
         self.batched = config["max_batch_size"] > 0
         self.inputs = [i.name for i in self.session.get_inputs()]
         self.strings = {i.name for i in self.session.get_inputs() if i.type == "tensor(string)"}

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import batching
 import openvino as ov
+import phases
 import triton_python_backend_utils as pb_utils
 
 _PROPERTIES = ("INFERENCE_NUM_THREADS", "NUM_STREAMS", "PERFORMANCE_HINT", "INFERENCE_PRECISION_HINT")
@@ -18,15 +19,20 @@ class TritonPythonModel:
     """One instance of one model version."""
 
     def initialize(self, args):
+        name = args["model_name"]
+        phases.report_process(name)
         config = json.loads(args["model_config"])
         folder = Path(args["model_repository"], args["model_version"])
-        name = config.get("default_model_filename", "")
-        path = folder / (name if name.endswith((".xml", ".onnx")) else "model.xml")
+        file = config.get("default_model_filename", "")
+        path = folder / (file if file.endswith((".xml", ".onnx")) else "model.xml")
         if not path.is_file():
             raise pb_utils.TritonModelException(f"{path.name} is missing in version folder {folder.name}")
         parameters = batching.parameters_of(config)
         properties = {key: parameters[key] for key in _PROPERTIES if key in parameters}
-        compiled = ov.Core().compile_model(str(path), "CPU", properties)
+        with phases.phase(name, "load"):
+            graph = ov.Core().read_model(str(path))
+        with phases.phase(name, "compile"):
+            compiled = ov.Core().compile_model(graph, "CPU", properties)
         self.request = compiled.create_infer_request()
         self.batched = config["max_batch_size"] > 0
         self.inputs = [tensor["name"] for tensor in config["input"]]

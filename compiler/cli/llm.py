@@ -26,12 +26,14 @@ from compiler.errors import UsageError
 @click.option("--exact", is_flag=True, default=None, help="OpenVINO: float32 throughout, to the token.")
 @click.option("--num-draft-tokens", type=click.IntRange(0, 64), help="Prompt lookup, where it pays.  [default: 0]")
 @click.option("--num-threads", type=click.IntRange(1), help="Of OpenVINO.  [default: its own choice]")
+@click.option("--ready-within", metavar="TIME", help="Its start may take so long, as in 10s; `compile serve` measures.")
 @click.option("--force", is_flag=True, help="Publish a new version even where nothing changed.")
 @common
 def command(
     source: Path,
     name: str,
     repository: Path,
+    ready_within: str | None,
     force: bool,
     as_json: bool,
     kv_cache_memory: str | None,
@@ -51,7 +53,7 @@ def command(
     from compiler.llm.build import NUM_STAGES, compile_llm
     from compiler.progress import stderr_console, terminal_stages
     from compiler.repository import Repository
-    from compiler.units import bytes_from_text
+    from compiler.units import bytes_from_text, ms_from_text
 
     options = {key: value for key, value in given.items() if value is not None}
     if kv_cache_memory is not None:
@@ -59,8 +61,11 @@ def command(
         if kv_cache_bytes is None:
             raise UsageError(f"--kv-cache-memory is '{kv_cache_memory}'; allowed: KiB, MiB or GiB, as in 2GiB")
         options["kv_cache_bytes"] = kv_cache_bytes
+    if ready_within is not None and not ms_from_text(ready_within):
+        raise UsageError(f"--ready-within is '{ready_within}'; allowed: a time such as 10s or 500ms")
     stage = terminal_stages(name, stderr_console(), NUM_STAGES)
-    result = compile_llm(source, name, Repository(repository), options, force=force, stage=stage)
+    store = Repository(repository)
+    result = compile_llm(source, name, store, options, ready_within=ready_within, force=force, stage=stage)
     if as_json:
         click.echo(json.dumps(result.to_json()))
         return

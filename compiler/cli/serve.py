@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from typing import Any
 import click
 
 from compiler.cli.common import EXIT_CODES, common, repository_argument
-from compiler.errors import RepositoryError
+from compiler.errors import RepositoryError, UsageError
 
 
 @click.command("serve", epilog=EXIT_CODES)
@@ -35,6 +35,7 @@ from compiler.errors import RepositoryError
     type=click.FloatRange(1),
     help="Seconds to wait for READY.",
 )
+@click.option("--ready-within", metavar="TIME", help="Fail where a model needs longer to be READY: 10s.")
 @click.option(
     "--openai-port",
     type=click.IntRange(0, 65535),
@@ -58,6 +59,7 @@ from compiler.errors import RepositoryError
 @common
 def command(
     repository: Path,
+    ready_within: str | None,
     openai_port: int | None,
     openai_api_key_file: Path | None,
     max_restarts: int,
@@ -76,14 +78,19 @@ def command(
     \b
     Examples:
       compile serve
-      compile serve --openai-port 9000
+      compile serve --openai-port 9000 --ready-within 10s
       compile serve model_repository --http-port 9000 --grpc-port 9001 --metrics-port 9002
     """
     from compiler.addresses import LOOPBACK, ServerOptions
+    from compiler.repository import Repository
     from compiler.restart_policy import RestartPolicy
     from compiler.server import TritonServer
     from compiler.server_log import worth_showing
+    from compiler.shared_memory_need import shared_memory_warning
+    from compiler.start_times import budgets_s, model_starts
     from compiler.supervision import Supervisor
+
+    limit_s = _seconds("--ready-within", ready_within)
 
     def say(line: str) -> None:
         click.echo(line, err=True)
@@ -110,12 +117,16 @@ def command(
     try:
         with _stop_signals() as check, ExitStack() as stack:
             _refuse_findings(repository)
+            if warning := shared_memory_warning(Repository(repository), server_arg):
+                say(f"warning: {warning}")
             server = stack.enter_context(TritonServer(options, relay, check))
             front = None
             if openai_port is not None:
                 front = _front_end(options, server.addresses, openai_port, openai_api_key_file, check)
                 stack.enter_context(front)
-            _print_addresses(server, front, as_json)
+            starts = model_starts(server.log, budgets_s(_manifests(repository), limit_s))
+            _print_addresses(server, front, starts, as_json)
+            _judge_starts(starts, enforced=limit_s is not None)
             Supervisor(server, policy, say, check, front).run()
     except _Stopped:
         click.echo("stopped", err=True)
@@ -151,7 +162,9 @@ def _stop_signals() -> Iterator[Callable[[], None]]:
             signal.signal(number, handler)
 
 
-def _print_addresses(server: Any, front: Any, as_json: bool) -> None:
+def _print_addresses(server: Any, front: Any, starts: Sequence[Any], as_json: bool) -> None:
+    from compiler.start_times import start_table
+
     where, models = server.addresses, sorted(server.log.loaded)
     if as_json:
         result = {
@@ -161,6 +174,7 @@ def _print_addresses(server: Any, front: Any, as_json: bool) -> None:
             "grpc": where.grpc,
             "metrics": where.metrics,
             "pid": server.pid,
+            "start": {start.model: start.to_json() for start in starts},
         }
         if front is not None:
             result |= {"openai": front.url, "openai_pid": front.pid}
@@ -172,7 +186,36 @@ def _print_addresses(server: Any, front: Any, as_json: bool) -> None:
         click.echo(f"  metrics  {where.metrics}")
         if front is not None:
             click.echo(f"  OpenAI   {front.url}")
+        if starts:
+            click.echo("\n".join(["", "Seconds from the start of the server:", *start_table(starts)]))
     sys.stdout.flush()
+
+
+def _seconds(option: str, text: str | None) -> float | None:
+    from compiler.units import ms_from_text
+
+    if text is None:
+        return None
+    milliseconds = ms_from_text(text)
+    if not milliseconds:
+        raise UsageError(f"{option} is '{text}'; allowed: a time such as 10s or 500ms")
+    return milliseconds / 1000
+
+
+def _manifests(repository: Path) -> dict[str, Mapping[str, Any]]:
+    from compiler.repository import Repository
+
+    store = Repository(repository)
+    return {name: next(store.manifests(name), {}) for name in store.models()}
+
+
+def _judge_starts(starts: Sequence[Any], *, enforced: bool) -> None:
+    """Says which models missed their budgets; a server that is only late goes on, unless the command asks for more."""
+    late = [str(start) for start in starts if start.late]
+    if late and enforced:
+        raise RepositoryError("\n".join(late), hint="another machine may be busy or slower: see the seconds by phase")
+    for line in late:
+        click.echo(f"warning: {line}", err=True)
 
 
 def _refuse_findings(repository: Path) -> None:

@@ -7,13 +7,14 @@ import json
 import tempfile
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import backends.llm
 from backends.llm.capacity import num_parameters
 from backends.llm.engine.load import SETTINGS_FILE, EngineSettings, engine_settings
-from backends.llm.loaders import load_model
+from backends.llm.loaders import LoadedModel, load_model
 from backends.llm.runners.base import ModelRunner
 from backends.llm.tokenizers import load_tokenizer
 from compiler.build_key import up_to_date
@@ -47,6 +48,7 @@ def compile_llm(
     repository: Repository,
     options: Mapping[str, Any],
     *,
+    ready_within: str | None = None,
     force: bool = False,
     stage: Stage = silent_stage,
 ) -> BuildResult:
@@ -55,6 +57,7 @@ def compile_llm(
     Args:
         source: a GGUF file or a Hugging Face folder.
         options: of the engine, see `engine_settings`; they travel with the version.
+        ready_within: how long its start may take, as in 10s; `compile serve` measures it.
 
     Raises:
         ModelkilnError: the repository is as it was.
@@ -64,6 +67,8 @@ def compile_llm(
     settings = engine_settings(options)
     files = _model_files(source)
     document = {"name": name, "source": source.name, "engine": dict(options)}
+    if ready_within is not None:
+        document["serving"] = {"ready_within": ready_within}
     fingerprint = {**inputs_fingerprint(document, files, PACKAGES), "engine": _engine_sha256()}
     if not force and (current := up_to_date(repository, name, fingerprint, source.parent)):
         return BuildResult(current, built=False, seconds=time.monotonic() - started)
@@ -76,48 +81,73 @@ def compile_llm(
             f"{config.architecture}, {num_parameters(config):,} parameters, {model.quantization}; context of "
             f"{config.max_position_embeddings} tokens, {config.vocab_size} in the vocabulary"
         )
-    with stage(f"build for {settings.runner}") as log:
-        # Before the slow reference: a cache that holds no block, say, is told at once.
-        runner = settings.open_runner(model)
-        capacity = _capacity(runner, limit)
-        log.note(_capacity_line(capacity))
-    try:
-        with stage("run the reference") as log:
-            prompts = judged_prompts(tokenizer, limit)
-            references = reference_logits(model, prompts)
-            log.note(f"{sum(map(len, prompts))} positions by the plain decoder in float32")
-        with stage("prove") as log:
-            found = runner_logits(runner, prompts, lambda done: log.step(done, sum(map(len, prompts))))
-            report = compare_logits(found, references, EXACT if is_exact(settings) else FAST)
-            log.note(_parity_line(report))
-    finally:
-        runner.close()
-    if report.problem:
-        raise ModelRefused(
-            f"{source.name} computed by {settings.runner} is not the model: {report.problem}",
-            hint="try --weights bf16, --kv-cache-precision auto, or --exact",
-        )
-    with stage("publish") as log, tempfile.TemporaryDirectory(prefix="modelkiln-") as work:
-        for file_name, path in files.items():
-            link_or_copy(str(path.resolve()), str(Path(work, file_name)))
-        stored = {"model": next(iter(files))} if source.is_file() else {}
-        Path(work, SETTINGS_FILE).write_text(json.dumps({**stored, **options}, indent=1) + "\n", encoding="utf-8")
-        manifest = {
-            **manifest_head(document, fingerprint, {}, source),
-            "command": f"compile llm {source.name} --name {name}",
-            "backend": BACKEND,
-            "parameters": num_parameters(config),
-            "llm": {
-                "architecture": config.architecture,
-                "quantization": model.quantization,
-                "max_model_len": limit,
-                "capacity": capacity,
-                "parity": report.to_json(),
-            },
-        }
-        published = repository.publish(name, text_from_config(llm_config(name, "KIND_CPU")), Path(work), manifest)
-        log.note(str(published.folder))
+    with tempfile.TemporaryDirectory(prefix="modelkiln-") as work:
+        version, graphs = Path(work, "version"), Path(work, "graphs")
+        version.mkdir()
+        with stage(f"build for {settings.runner}") as log:
+            # Before the slow reference: a cache that holds no block, say, is told at once.
+            runner = _keeping_graphs(settings, graphs).open_runner(model)
+            capacity = _capacity(runner, limit)
+            log.note(_capacity_line(capacity))
+        try:
+            report = _prove(runner, model, judged_prompts(tokenizer, limit), settings, stage)
+        finally:
+            runner.close()
+        if report.problem:
+            raise ModelRefused(
+                f"{source.name} computed by {settings.runner} is not the model: {report.problem}",
+                hint="try --weights bf16, --kv-cache-precision auto, or --exact",
+            )
+        with stage("publish") as log:
+            _fill(version, files, {"model": next(iter(files))} if source.is_file() else {}, options)
+            if graphs.is_dir():
+                from backends.llm.runners.openvino.graph_cache import carry_graphs
+
+                carry_graphs(graphs, version)
+            manifest = {
+                **manifest_head(document, fingerprint, {}, source),
+                "command": f"compile llm {source.name} --name {name}",
+                "backend": BACKEND,
+                "parameters": num_parameters(config),
+                "llm": {
+                    "architecture": config.architecture,
+                    "quantization": model.quantization,
+                    "max_model_len": limit,
+                    "capacity": capacity,
+                    "parity": report.to_json(),
+                },
+            }
+            published = repository.publish(name, text_from_config(llm_config(name, "KIND_CPU")), version, manifest)
+            log.note(str(published.folder))
     return BuildResult(published, built=True, seconds=time.monotonic() - started)
+
+
+def _keeping_graphs(settings: EngineSettings, folder: Path) -> EngineSettings:
+    """Returns the settings with a folder for what the runner builds; only OpenVINO's builds something to keep."""
+    if settings.runner != "openvino":
+        return settings
+    return replace(settings, runner_options=replace(settings.runner_options, cache_dir=folder))
+
+
+def _prove(
+    runner: ModelRunner, model: LoadedModel, prompts: list[list[int]], settings: EngineSettings, stage: Stage
+) -> LogitsReport:
+    """Compares the runner with the plain decoder."""
+    with stage("run the reference") as log:
+        references = reference_logits(model, prompts)
+        log.note(f"{sum(map(len, prompts))} positions by the plain decoder in float32")
+    with stage("prove") as log:
+        found = runner_logits(runner, prompts, lambda done: log.step(done, sum(map(len, prompts))))
+        report = compare_logits(found, references, EXACT if is_exact(settings) else FAST)
+        log.note(_parity_line(report))
+    return report
+
+
+def _fill(version: Path, files: Mapping[str, Path], stored: Mapping[str, Any], options: Mapping[str, Any]) -> None:
+    """Puts the model's files and the engine's options into a folder."""
+    for file_name, path in files.items():
+        link_or_copy(str(path.resolve()), str(version / file_name))
+    (version / SETTINGS_FILE).write_text(json.dumps({**stored, **options}, indent=1) + "\n", encoding="utf-8")
 
 
 def is_exact(settings: EngineSettings) -> bool:

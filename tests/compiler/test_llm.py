@@ -39,11 +39,10 @@ def test_a_published_model_says_what_it_is_and_how_well_it_was_proved(published,
     assert facts["capacity"]["block_bytes"] == 46_080 * facts["capacity"]["block_size"]
     assert facts["capacity"]["num_blocks"] == (64 << 20) // facts["capacity"]["block_bytes"]
     assert facts["parity"]["nmse"] < 1e-8 and facts["parity"]["agreement"] == 1.0
-    assert sorted(p.name for p in (repository / "smollm2" / "1").iterdir()) == [
-        "engine.json",
-        "manifest.json",
-        "model.gguf",
-    ]
+    names = sorted(p.name for p in (repository / "smollm2" / "1").iterdir())
+    assert [name for name in names if not name.startswith("graph-")] == ["engine.json", "manifest.json", "model.gguf"]
+    assert sorted(Path(name).suffix for name in names if name.startswith("graph-")) == [".bin", ".xml"]
+    assert {name for name in names if name != "manifest.json"} == set(result["manifest"]["files"])
     config = (repository / "smollm2" / "config.pbtxt").read_text()
     assert 'backend: "llm"' in config and "decoupled: true" in config
 

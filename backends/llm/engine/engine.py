@@ -258,6 +258,11 @@ class LLMEngine:
             scheduled = ScheduledRequest(RequestId("warm-up"), (0,) * num_tokens, 0, (BlockId(0),), 1)
             self._runner.execute(SchedulerOutput((scheduled,)))
 
+    @property
+    def compile_seconds(self) -> float:
+        """How long the runner's library took to compile the graph; 0 where nothing is compiled."""
+        return float(getattr(self._runner, "compile_seconds", 0.0))
+
     def close(self) -> None:
         """Ends all requests and frees the model and the cache."""
         for request_id in list(self._groups):

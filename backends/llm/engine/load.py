@@ -83,7 +83,10 @@ def load_engine(path: Path, engine_config: Mapping[str, Any]) -> LLMEngine:
     """
     stored = stored_settings(path)
     model_path = path / stored.pop("model") if "model" in stored else path
-    settings = engine_settings({**stored, **engine_config})
+    options = {**stored, **engine_config}
+    if stored and options.get("runner", "openvino") == "openvino":
+        options.setdefault("graph_dir", path)  # the graph that was proved may be there
+    settings = engine_settings(options)
     tokenizer = load_tokenizer(model_path)
     runner = settings.open_runner(load_model(model_path))
     return LLMEngine(runner, tokenizer, settings.scheduler, num_draft_tokens=settings.num_draft_tokens)

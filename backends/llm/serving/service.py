@@ -19,6 +19,7 @@ from backends.llm.serving.observer import EngineObserver
 from backends.llm.serving.options import ServiceOptions
 from backends.llm.serving.requests import ServedRequest, Tensors, request_from_tensors
 from backends.llm.serving.responses import ResponseBuilder
+from backends.phases import phase, report
 
 log = logging.getLogger(__name__)
 
@@ -54,11 +55,13 @@ class Service:
         Raises:
             ModelkilnError: the model cannot be read or does not fit.
         """
+        model = folder.parent.name
         started = time.monotonic()
         engine = LLMEngine.load(folder)
-        loaded = time.monotonic()
-        engine.warm_up()
-        log.info("loaded in %.2f s, warm in %.2f s more", loaded - started, time.monotonic() - loaded)
+        report(model, "load", time.monotonic() - started - engine.compile_seconds)
+        report(model, "compile", engine.compile_seconds)
+        with phase(model, "warm_up"):
+            engine.warm_up()
         return cls(engine, options)
 
     def submit(self, channel: Channel, tensors: Tensors, *, parameters: str = "", timeout_us: int = 0) -> None:

@@ -1,9 +1,13 @@
-"""Built graphs on disk. A graph that is read from there is mapped, not loaded, so that weights are in memory once."""
+"""Built graphs on disk. A graph that is read from there is mapped, not loaded, so that weights are in memory once.
+
+Two places: a cache, which fills itself, and a published version, which carries the graph that was proved.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import os
 import shutil
 import tempfile
@@ -18,7 +22,10 @@ from backends.llm.runners.openvino.graph import build_graph
 from backends.llm.runners.openvino.options import WeightFormat
 from compiler.errors import ModelRefused
 
+log = logging.getLogger(__name__)
+
 _FILE = "decoder.xml"  # with decoder.bin beside it
+_CARRIED = "graph-"  # KEY.xml and KEY.bin
 
 
 def cached_graph(model: LoadedModel, form: WeightFormat, folder: Path) -> ov.Model:
@@ -32,12 +39,42 @@ def cached_graph(model: LoadedModel, form: WeightFormat, folder: Path) -> ov.Mod
     place = folder / _key(model, form)
     if not place.exists():
         _publish(build_graph(model, form), place)
-    core = ov.Core()
-    core.get_property("CPU", "FULL_DEVICE_NAME")  # loads the plugin, and with it the operator of the paged attention
     try:
-        graph = core.read_model(place / _FILE)
+        return _read(place / _FILE, model)
     except RuntimeError as e:
         raise ModelRefused(f"the graph in {place} is damaged: {e}", hint="remove that folder") from None
+
+
+def carried_graph(model: LoadedModel, form: WeightFormat, folder: Path) -> ov.Model | None:
+    """Returns the graph that a published version carries, where it is this one; writes nothing.
+
+    None is the answer too where the version was published for another OpenVINO or by another version of this code, or
+    its files are damaged: the graph can always be built.
+    """
+    path = folder / f"{_CARRIED}{_key(model, form)}.xml"
+    if not path.is_file():
+        if any(folder.glob(f"{_CARRIED}*.xml")):
+            log.warning("the graph in the version is of other code or another OpenVINO: built anew; publish it again")
+        return None
+    try:
+        return _read(path, model)
+    except RuntimeError as e:
+        log.warning("%s is damaged, the graph is built anew: %s", path.name, e)
+        return None
+
+
+def carry_graphs(cache: Path, version: Path) -> None:
+    """Moves the graphs of a cache into the folder of a version that is to be published."""
+    for place in cache.iterdir():
+        for path in place.iterdir():
+            path.rename(version / f"{_CARRIED}{place.name}{path.suffix}")
+
+
+def _read(path: Path, model: LoadedModel) -> ov.Model:
+    """Raises RuntimeError for a file that is damaged."""
+    core = ov.Core()
+    core.get_property("CPU", "FULL_DEVICE_NAME")  # loads the plugin, and with it the operator of the paged attention
+    graph = core.read_model(path)
     for node in graph.get_ops():
         if node.get_type_name() == "PagedAttentionExtension":
             set_head_sizes(node, model.config)  # not kept in the file
@@ -49,7 +86,7 @@ def _key(model: LoadedModel, form: WeightFormat) -> str:
     sources = sorted(Path(__file__).parent.glob("*.py")) + sorted(Path(__file__).parents[2].glob("models/*.py"))
     parts = {
         "config": asdict(model.config),
-        "files": dict(model.source),
+        "files": sorted(model.source.values()),  # their hashes: a published file has another name
         "form": form,
         "openvino": ov.__version__,
         "code": {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in sources},

@@ -29,6 +29,7 @@ class OpenVinoOptions:
         num_threads: 0 is OpenVINO's own choice.
         cache_dir: where the built graph is kept, about as large as the model; it loads faster from there and takes less
             memory. None builds it each time.
+        graph_dir: of a published version, which may carry its built graph; it goes before `cache_dir`.
     """
 
     kv_cache_bytes: int = 1 << 30
@@ -38,6 +39,7 @@ class OpenVinoOptions:
     kv_cache_precision: CachePrecision = "auto"
     num_threads: int = 0
     cache_dir: str | Path | None = None
+    graph_dir: str | Path | None = None
 
     def __post_init__(self) -> None:
         for name, kinds in (("weights", WeightFormat), ("kv_cache_precision", CachePrecision)):

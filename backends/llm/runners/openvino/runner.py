@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import mmap
+import time
 from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
@@ -14,7 +15,7 @@ import openvino as ov
 from backends.llm.engine.outputs import BlockId, ModelRunnerOutput, RequestId, ScheduledRequest, SchedulerOutput
 from backends.llm.loaders.base import LoadedModel
 from backends.llm.runners.openvino.graph import build_graph
-from backends.llm.runners.openvino.graph_cache import cached_graph
+from backends.llm.runners.openvino.graph_cache import cached_graph, carried_graph
 from backends.llm.runners.openvino.options import OpenVinoOptions, WeightFormat
 from backends.llm.runners.step_inputs import StepInputs, flatten, one_by_one
 from compiler.errors import UsageError
@@ -36,6 +37,7 @@ class OpenVinoRunner:
         num_blocks: as many as `kv_cache_bytes` holds.
         block_bytes: keys and values of one block in all layers.
         vocab_size, max_model_len: of the model.
+        compile_seconds: how long OpenVINO took.
     """
 
     def __init__(self, model: LoadedModel, options: OpenVinoOptions | None = None) -> None:
@@ -49,9 +51,10 @@ class OpenVinoRunner:
         self.vocab_size = model.config.vocab_size
         self.max_model_len = model.config.max_position_embeddings
         form: WeightFormat = "stored" if options.exact else options.weights
-        folder = options.cache_dir
-        graph = build_graph(model, form) if folder is None else cached_graph(model, form, Path(folder))
+        graph = _graph(model, form, options)
+        started = time.monotonic()
         compiled = _compile(graph, options)
+        self.compile_seconds = time.monotonic() - started
         del graph
         caches = [port for port in compiled.inputs if "cache" in port.any_name]
         # In u8 some rows of a block of keys hold their scales.
@@ -99,6 +102,14 @@ class OpenVinoRunner:
     def close(self) -> None:
         """Frees weights and cache."""
         del self._request, self._compiled, self._ports, self._cache
+
+
+def _graph(model: LoadedModel, form: WeightFormat, options: OpenVinoOptions) -> ov.Model:
+    if options.graph_dir is not None:
+        graph = carried_graph(model, form, Path(options.graph_dir))
+        if graph is not None:
+            return graph
+    return build_graph(model, form) if options.cache_dir is None else cached_graph(model, form, Path(options.cache_dir))
 
 
 def _compile(graph: ov.Model, options: OpenVinoOptions) -> ov.CompiledModel:

@@ -14,6 +14,7 @@ import pytest
 from backends.llm.engine.outputs import BlockId, RequestId, ScheduledRequest, SchedulerOutput
 from backends.llm.loaders.base import LoadedModel, Weight
 from backends.llm.runners.openvino import OpenVinoOptions, OpenVinoRunner
+from backends.llm.runners.openvino.graph_cache import carry_graphs
 from compiler.errors import ModelRefused
 from tests.backends.llm.runners.tiny_models import build
 
@@ -66,6 +67,51 @@ def test_a_damaged_graph_is_named(folder: Path, options: OpenVinoOptions) -> Non
     (place / "decoder.bin").write_bytes(b"short")
     with pytest.raises(ModelRefused, match=rf"the graph in {place} is damaged(.|\n)*remove that folder"):
         _logits(model, options)
+
+
+def _from_file(name: str) -> LoadedModel:
+    return replace(build("llama")[1], source={name: "0" * 64})
+
+
+@pytest.fixture
+def version(folder: Path, options: OpenVinoOptions, tmp_path: Path) -> Path:
+    """A version folder that carries the graph of a tiny Llama, as `compile llm` publishes it."""
+    _logits(_from_file("model.gguf"), options)
+    (tmp_path / "1").mkdir()
+    carry_graphs(folder, tmp_path / "1")
+    return tmp_path / "1"
+
+
+def test_a_version_carries_its_graph_under_whatever_name_the_file_has(version: Path, options: OpenVinoOptions) -> None:
+    model = _from_file("published.gguf")
+    expected = _logits(model, replace(options, cache_dir=None))
+    unread: Mapping[str, Weight] = _Unreadable(dict.fromkeys(model.weights))  # type: ignore[arg-type]
+    published = replace(model, weights=unread)
+    carried = replace(options, cache_dir=None, graph_dir=version)
+    before = sorted(version.iterdir())
+    np.testing.assert_array_equal(expected, _logits(published, carried))
+    assert sorted(version.iterdir()) == before and len(before) == 2
+
+
+@pytest.mark.parametrize("damage", ["another OpenVINO", "cut short"])
+def test_a_graph_that_does_not_fit_is_built_anew_and_the_version_stays_as_it_is(
+    damage: str,
+    version: Path,
+    options: OpenVinoOptions,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model = _from_file("model.gguf")
+    expected = _logits(model, replace(options, cache_dir=None))
+    if damage == "cut short":
+        [path] = version.glob("*.bin")
+        path.write_bytes(path.read_bytes()[:100])
+    else:
+        monkeypatch.setattr("openvino.__version__", "1.0")
+    before = {path: path.read_bytes() for path in version.iterdir()}
+    np.testing.assert_array_equal(expected, _logits(model, replace(options, cache_dir=None, graph_dir=version)))
+    assert {path: path.read_bytes() for path in version.iterdir()} == before
+    assert "built anew" in caplog.text
 
 
 _MEMORY = """
