@@ -12,9 +12,11 @@ import sys
 from pathlib import Path
 
 from compiler.precision.support import cpu_flags
+from ensembles.text_embedding.chat import weights
 from perf.benchmarks.auto_vs_peers import bench_auto
 from perf.benchmarks.compile_cost import ENCODER, bench_compile_cost
 from perf.benchmarks.compiled_vs_eager import bench_compiled
+from perf.benchmarks.llm.served import main as bench_llm_served
 from perf.benchmarks.served_vs_plain import bench_served
 from perf.environment import describe_environment
 
@@ -40,6 +42,7 @@ def main() -> int:
     met = [bench_compile_cost(ENCODER), bench_auto(THREADS)]
     bench_compiled(SPECS / "encoder.yaml", REPOSITORY / "minilm_encoder", THREADS)
     bench_served(SPECS, REPOSITORY, THREADS)
+    met.append(bench_llm_served([str(weights()), "--threads", str(THREADS)]) == 0)
     return 0 if all(met) else 1
 
 
