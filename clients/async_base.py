@@ -16,6 +16,7 @@ from clients.requests import InferRequest, InputValue, Outputs, build_request
 from clients.retries import NO_RETRIES, RetryPolicy
 from clients.streams import AsyncSource, AsyncTextStream, whole_answer
 from clients.types import ModelMetadata, metadata_from_json
+from clients.watch import AsyncWatcher, Model
 
 Self = TypeVar("Self", bound="AsyncTritonClient")
 Answer = TypeVar("Answer")
@@ -29,7 +30,11 @@ class AsyncTritonClient(ClientCore, ABC):
     """
 
     _protocol: ClassVar[Protocol]
-    _loop: asyncio.AbstractEventLoop | None = None
+
+    def __init__(self, url: str, timeout_s: float = 60.0, retries: RetryPolicy | None = None) -> None:
+        super().__init__(url, timeout_s, retries)
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._watcher = AsyncWatcher(self._may_serve)
 
     async def config(self, model: str, version: str = "") -> Json:
         """The model's configuration, as the JSON form of Triton's `ModelConfig`."""
@@ -129,11 +134,20 @@ class AsyncTritonClient(ClientCore, ABC):
             metadata = await self.metadata(model, options.version)
             return generate_request(metadata, prompt, sampling, options, stream=stream)
 
-        return AsyncTextStream(self.url, prepare, self._start, self._attempts_to_generate(options))
+        attempts = self._attempts_to_generate(options)
+        return AsyncTextStream(self.url, (model, options.version), attempts, self._watcher, prepare, self._start)
+
+    async def _may_serve(self, model: Model) -> bool:
+        """False where the server says that a model is not ready; silence says nothing."""
+        try:
+            return await self.model_ready(*model)
+        except ClientError:
+            return True
 
     async def close(self) -> None:
         """Close every connection. A second call does nothing; a later request raises."""
         self._closed = True
+        self._watcher.close()
         await self._close()
 
     async def __aenter__(self: Self) -> Self:

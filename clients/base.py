@@ -20,6 +20,7 @@ from clients.requests import InferRequest, InputValue, Outputs, build_request
 from clients.retries import NO_RETRIES, RetryPolicy
 from clients.streams import Source, TextStream, whole_answer
 from clients.types import ModelMetadata, metadata_from_json
+from clients.watch import Model, Watcher
 
 Self = TypeVar("Self", bound="TritonClient")
 Answer = TypeVar("Answer")
@@ -41,6 +42,7 @@ class TritonClient(ClientCore, ABC):
         self._lock = threading.Lock()
         # Connections are not to be shared between threads (k01): each thread gets its own.
         self._connections: dict[threading.Thread, Any] = {}
+        self._watcher = Watcher(self._may_serve)
 
     def config(self, model: str, version: str = "") -> Json:
         """The model's configuration, as the JSON form of Triton's `ModelConfig`."""
@@ -192,6 +194,7 @@ class TritonClient(ClientCore, ABC):
         """Close every thread's connection. A second call does nothing; a later request raises."""
         with self._lock:
             self._closed = True
+            self._watcher.close()
             connections, self._connections = self._connections, {}
         for connection in connections.values():
             connection.close()
@@ -233,7 +236,15 @@ class TritonClient(ClientCore, ABC):
         def prepare() -> InferRequest:
             return generate_request(self.metadata(model, options.version), prompt, sampling, options, stream=stream)
 
-        return TextStream(self.url, prepare, self._start, self._attempts_to_generate(options))
+        attempts = self._attempts_to_generate(options)
+        return TextStream(self.url, (model, options.version), attempts, self._watcher, prepare, self._start)
+
+    def _may_serve(self, model: Model) -> bool:
+        """False where the server says that a model is not ready; silence says nothing."""
+        try:
+            return self.model_ready(*model)
+        except ClientError:
+            return True
 
     def _connection(self) -> Any:
         """This thread's connection; those of threads that have ended are closed on the way."""

@@ -28,8 +28,9 @@ CHANNEL_OPTIONS = (
     ("grpc.use_local_subchannel_pool", 1),
     # A channel that found no server asks again only after this long, and fails every call until then.
     ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.min_reconnect_backoff_ms", 1000),
     ("grpc.max_reconnect_backoff_ms", 1000),
+    # The other clients know no proxy, either.
+    ("grpc.enable_http_proxy", 0),
 )
 
 

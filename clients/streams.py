@@ -14,6 +14,7 @@ from clients.errors import ClientError, ServerError, StreamBroken
 from clients.generation import Chunk, ChunkReader, Generation, GetOutput
 from clients.requests import InferRequest
 from clients.retries import Attempts
+from clients.watch import AsyncWatcher, Model, Watcher
 
 # How long an answered request may take to be closed by the server, before it is cancelled after all.
 CLOSING_S = 1.0
@@ -46,27 +47,34 @@ class AsyncSource(ABC):
 
 
 class _Pieces:
-    """What has been read and not yet been handed out; which end is a good one."""
+    """What both kinds of stream keep: what has been read and not yet been handed out, and how it ends.
 
-    def __init__(self, address: str) -> None:
-        self.address = address
-        self.ready: deque[Chunk] = deque()
+    Attributes:
+        model, waiting_since: for `clients.watch`.
+    """
+
+    def __init__(self, address: str, model: Model, attempts: Attempts) -> None:
+        self.model = model
+        self.waiting_since: float | None = None
+        self._address = address
+        self._attempts = attempts
+        self._ready: deque[Chunk] = deque()
         self._reader = ChunkReader()
+        self._begun = False
+        self._ended = False
+        self._lost = ""
 
-    @property
-    def whole(self) -> bool:
-        return self._reader.finished
-
-    def take(self, get: GetOutput | None) -> None:
+    def _take(self, get: GetOutput | None) -> None:
+        self.waiting_since = None
         if get is None:
-            raise StreamBroken(self.address, "it ended without a reason to finish")
+            raise StreamBroken(self._address, "it ended without a reason to finish")
         try:
-            self.ready.extend(self._reader.read(get))
+            self._ready.extend(self._reader.read(get))
         except (ValueError, IndexError) as error:
-            raise StreamBroken(self.address, f"a response cannot be read: {error}") from error
+            raise StreamBroken(self._address, f"a response cannot be read: {error}") from error
 
 
-class TextStream:
+class TextStream(_Pieces):
     """`for chunk in client.stream(...)`.
 
     Leaving the loop cancels the request on the server as soon as the stream is let go, which a plain `for` does at
@@ -76,43 +84,44 @@ class TextStream:
     def __init__(
         self,
         address: str,
+        model: Model,
+        attempts: Attempts,
+        watcher: Watcher,
         prepare: Callable[[], InferRequest],
         start: Callable[[InferRequest, float], Source],
-        attempts: Attempts,
     ) -> None:
+        super().__init__(address, model, attempts)
+        self._watcher = watcher
         self._prepare = prepare
         self._start = start
-        self._attempts = attempts
-        self._pieces = _Pieces(address)
         self._source: Source | None = None
-        self._begun = False
-        self._ended = False
 
     def __iter__(self) -> TextStream:
         return self
 
     def __next__(self) -> Chunk:
-        ready = self._pieces.ready
-        while not ready:
+        while not self._ready:
             if self._ended:
                 raise StopIteration
+            self.waiting_since = time.monotonic()
             try:
-                self._pieces.take(self._source.read() if self._source and self._begun else self._first())
+                self._take(self._source.read() if self._source and self._begun else self._first())
             except BaseException as error:
                 if self._ended and isinstance(error, ClientError):
-                    raise StreamBroken(self._pieces.address, "another thread closed it") from error
+                    raise StreamBroken(self._address, self._lost or "another thread closed it") from error
                 if isinstance(error, ServerError):
                     self._finish()
                 else:
                     self.close()
                 raise
-            if self._pieces.whole:
+            if self._reader.finished:
                 self._finish()
-        return ready.popleft()
+        return self._ready.popleft()
 
     def _first(self) -> GetOutput | None:
         """Sends the request, again where that is safe, and returns the first response."""
         request = self._prepare()
+        self._watcher.add(self)
         while True:
             try:
                 self._source = self._start(request, self._attempts.left_s)
@@ -126,7 +135,7 @@ class TextStream:
 
     def _finish(self) -> None:
         """As in `AsyncTextStream`."""
-        self._ended = True
+        self._end()
         if self._source is None:
             return
         too_late = threading.Timer(CLOSING_S, self._source.cancel)
@@ -142,10 +151,19 @@ class TextStream:
 
     def close(self) -> None:
         """Ends the stream; what is not yet generated never will be."""
-        self._ended = True
-        self._pieces.ready.clear()
+        self._end()
+        self._ready.clear()
         if self._source is not None:
             self._source.cancel()
+
+    def lose(self, reason: str) -> None:
+        """Ends the stream with an error, for `clients.watch`."""
+        self._lost = reason
+        self.close()
+
+    def _end(self) -> None:
+        self._ended = True
+        self._watcher.streams.remove(self)
 
     def __enter__(self) -> TextStream:
         return self
@@ -160,7 +178,7 @@ class TextStream:
             self._source.cancel()
 
 
-class AsyncTextStream:
+class AsyncTextStream(_Pieces):
     """`async for chunk in client.astream(...)`.
 
     Leaving the loop cancels the request on the server as soon as the stream is let go, which a plain `async for` does
@@ -170,41 +188,44 @@ class AsyncTextStream:
     def __init__(
         self,
         address: str,
+        model: Model,
+        attempts: Attempts,
+        watcher: AsyncWatcher,
         prepare: Callable[[], Awaitable[InferRequest]],
         start: Callable[[InferRequest, float], Awaitable[AsyncSource]],
-        attempts: Attempts,
     ) -> None:
+        super().__init__(address, model, attempts)
+        self._watcher = watcher
         self._prepare = prepare
         self._start = start
-        self._attempts = attempts
-        self._pieces = _Pieces(address)
         self._source: AsyncSource | None = None
-        self._begun = False
-        self._ended = False
 
     def __aiter__(self) -> AsyncTextStream:
         return self
 
     async def __anext__(self) -> Chunk:
-        ready = self._pieces.ready
-        while not ready:
+        while not self._ready:
             if self._ended:
                 raise StopAsyncIteration
+            self.waiting_since = time.monotonic()
             try:
-                self._pieces.take(await self._source.read() if self._source and self._begun else await self._first())
+                self._take(await self._source.read() if self._source and self._begun else await self._first())
             except BaseException as error:
+                if self._lost:
+                    raise StreamBroken(self._address, self._lost) from error
                 if isinstance(error, ServerError):
                     await self._finish()
                 else:
                     await self.aclose()
                 raise
-            if self._pieces.whole:
+            if self._reader.finished:
                 await self._finish()
-        return ready.popleft()
+        return self._ready.popleft()
 
     async def _first(self) -> GetOutput | None:
         """As in `TextStream`."""
         request = await self._prepare()
+        self._watcher.add(self)
         while True:
             try:
                 self._source = await self._start(request, self._attempts.left_s)
@@ -221,7 +242,7 @@ class AsyncTextStream:
 
         A cancel at that moment can make Triton 2.51 count it as under way for ever, and wait for it when it is stopped.
         """
-        self._ended = True
+        self._end()
         if self._source is None:
             return
         try:
@@ -233,10 +254,21 @@ class AsyncTextStream:
 
     async def aclose(self) -> None:
         """Ends the stream; what is not yet generated never will be."""
-        self._ended = True
-        self._pieces.ready.clear()
+        self._end()
+        self._ready.clear()
         if self._source is not None:
             self._source.cancel()
+
+    def lose(self, reason: str) -> None:
+        """Ends the stream with an error, for `clients.watch`."""
+        self._lost = reason
+        self._end()
+        if self._source is not None:
+            self._source.cancel()
+
+    def _end(self) -> None:
+        self._ended = True
+        self._watcher.streams.remove(self)
 
     async def __aenter__(self) -> AsyncTextStream:
         return self

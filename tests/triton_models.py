@@ -171,10 +171,15 @@ def write_repository(root: Path) -> Path:
         (root / name / "1" / "model.py").write_text(_MODEL.format(body=body))
     (root / "parallel" / "1").mkdir(parents=True)
     (root / "parallel" / "config.pbtxt").write_text(_PARALLEL_ENSEMBLE)
+    write_chat_model(root)
+    return root
+
+
+def write_chat_model(root: Path) -> None:
+    """Write the model `chat` alone, that of chat_model.py."""
     (root / "chat" / "1").mkdir(parents=True)
     (root / "chat" / "config.pbtxt").write_text(_chat_config())
     shutil.copy(Path(__file__).with_name("chat_model.py"), root / "chat" / "1" / "model.py")
-    return root
 
 
 @contextmanager
