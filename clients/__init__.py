@@ -2,6 +2,8 @@
 
 from clients.async_grpc import AsyncGrpcClient
 from clients.async_http import AsyncHttpClient
+from clients.async_streams import AsyncTextStream
+from clients.canary import VersionSplit
 from clients.errors import (
     ClientClosed,
     ClientError,
@@ -21,7 +23,8 @@ from clients.generation import Chunk, Generation, Usage
 from clients.grpc import GrpcClient
 from clients.http import HttpClient
 from clients.retries import RetryPolicy
-from clients.streams import AsyncTextStream, TextStream
+from clients.shared_memory import SharedTensor
+from clients.streams import TextStream
 from clients.tensors import EncodedBytes, encode_fixed_width
 from clients.types import ModelMetadata, TensorMetadata, check_inputs
 
@@ -48,10 +51,12 @@ __all__ = [
     "ServerError",
     "ServerUnavailable",
     "SharedMemoryError",
+    "SharedTensor",
     "StreamBroken",
     "TensorMetadata",
     "TextStream",
     "Usage",
+    "VersionSplit",
     "check_inputs",
     "encode_fixed_width",
 ]

@@ -8,13 +8,15 @@ from collections.abc import Mapping
 from types import TracebackType
 from typing import Any, ClassVar, TypeVar
 
+from clients.async_streams import AsyncSource, AsyncTextStream
 from clients.core import ClientCore
 from clients.errors import ClientError, ServerError, ServerUnavailable
 from clients.generation import GenerateOptions, Generation, Prompt, generate_request
 from clients.protocol import Arrays, Call, Json, Protocol
 from clients.requests import InferRequest, InputValue, Outputs, build_request
 from clients.retries import NO_RETRIES, RetryPolicy
-from clients.streams import AsyncSource, AsyncTextStream, whole_answer
+from clients.shared_memory import UNREGISTER_WAITS_S, SharedBlock, is_in_use
+from clients.streams import whole_answer
 from clients.types import ModelMetadata, metadata_from_json
 from clients.watch import AsyncWatcher, Model
 
@@ -144,6 +146,10 @@ class AsyncTritonClient(ClientCore, ABC):
         except ClientError:
             return True
 
+    def shared_memory(self, byte_size: int) -> AsyncSharedRegion:
+        """A region of shared memory, known to the server within `async with`; see `TritonClient.shared_memory`."""
+        return AsyncSharedRegion(self, byte_size)
+
     async def close(self) -> None:
         """Close every connection. A second call does nothing; a later request raises."""
         self._closed = True
@@ -157,6 +163,20 @@ class AsyncTritonClient(ClientCore, ABC):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.close()
+
+    async def _register(self, block: SharedBlock) -> None:
+        await self._run(self._protocol.register_region(block.name, block.key, block.byte_size))
+
+    async def _unregister(self, block: SharedBlock) -> None:
+        for wait_s in (*UNREGISTER_WAITS_S, None):
+            try:
+                return await self._run(self._protocol.unregister_region(block.name))
+            except ServerUnavailable:
+                return None  # a server that is gone knows no regions
+            except ServerError as error:
+                if wait_s is None or not is_in_use(error):
+                    raise
+                await asyncio.sleep(wait_s)
 
     def _bind_loop(self) -> None:
         """Connections belong to the event loop in which they are made."""
@@ -188,3 +208,28 @@ class AsyncTritonClient(ClientCore, ABC):
             else:
                 attempts.succeeded()
                 return answer
+
+
+class AsyncSharedRegion(SharedBlock):
+    """Shared memory that one client's server knows within `async with`."""
+
+    def __init__(self, client: AsyncTritonClient, byte_size: int) -> None:
+        super().__init__(byte_size)
+        self._client = client
+
+    async def __aenter__(self) -> AsyncSharedRegion:
+        try:
+            await self._client._register(self)
+        except ClientError as error:
+            self.unlink()
+            raise self.refused(self._client.url, error) from error
+        except BaseException:
+            self.unlink()
+            raise
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.unlink()
+        await self._client._unregister(self)

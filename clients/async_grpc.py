@@ -6,6 +6,7 @@ import asyncio
 from typing import Any
 
 from clients.async_base import AsyncTritonClient
+from clients.async_streams import AsyncSource
 from clients.errors import ClientClosed, ClientError, ServerUnavailable, StreamBroken
 from clients.generation import GetOutput
 from clients.grpc_protocol import (
@@ -21,7 +22,6 @@ from clients.grpc_protocol import (
 from clients.protocol import Call
 from clients.requests import InferRequest
 from clients.retries import RetryPolicy
-from clients.streams import AsyncSource
 
 
 class AsyncGrpcClient(AsyncTritonClient):

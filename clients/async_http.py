@@ -7,6 +7,7 @@ import time
 from typing import Any
 
 from clients.async_base import AsyncTritonClient
+from clients.async_streams import AsyncSource
 from clients.errors import ClientClosed, ClientError, MissingDependency, ServerUnavailable, StreamBroken
 from clients.generation import GetOutput
 from clients.http_protocol import (
@@ -22,7 +23,6 @@ from clients.http_protocol import (
 from clients.protocol import Call
 from clients.requests import InferRequest
 from clients.retries import RetryPolicy
-from clients.streams import AsyncSource
 
 # Further calls wait for a connection; streams, which keep theirs for long, are not counted.
 CONNECTIONS = 100

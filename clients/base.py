@@ -18,6 +18,7 @@ from clients.generation import GenerateOptions, Generation, Prompt, generate_req
 from clients.protocol import Arrays, Call, Json, Protocol
 from clients.requests import InferRequest, InputValue, Outputs, build_request
 from clients.retries import NO_RETRIES, RetryPolicy
+from clients.shared_memory import UNREGISTER_WAITS_S, SharedBlock, is_in_use
 from clients.streams import Source, TextStream, whole_answer
 from clients.types import ModelMetadata, metadata_from_json
 from clients.watch import Model, Watcher
@@ -190,6 +191,14 @@ class TritonClient(ClientCore, ABC):
         options = GenerateOptions(version, request_id, timeout_s, token_ids, tensors)
         return self._text_stream(model, prompt, sampling, options, stream=True)
 
+    def shared_memory(self, byte_size: int) -> SharedRegion:
+        """A region of shared memory that the server knows: tensors in it are not sent. Use it with `with`, or close it.
+
+        Raises:
+            SharedMemoryError: there is no room for it, or the server cannot reach it: it must run on the same host.
+        """
+        return SharedRegion(self, byte_size)
+
     def close(self) -> None:
         """Close every thread's connection. A second call does nothing; a later request raises."""
         with self._lock:
@@ -246,6 +255,20 @@ class TritonClient(ClientCore, ABC):
         except ClientError:
             return True
 
+    def _register(self, block: SharedBlock) -> None:
+        self._run(self._protocol.register_region(block.name, block.key, block.byte_size))
+
+    def _unregister(self, block: SharedBlock) -> None:
+        for wait_s in (*UNREGISTER_WAITS_S, None):
+            try:
+                return self._run(self._protocol.unregister_region(block.name))
+            except ServerUnavailable:
+                return None  # a server that is gone knows no regions
+            except ServerError as error:
+                if wait_s is None or not is_in_use(error):
+                    raise
+                time.sleep(wait_s)
+
     def _connection(self) -> Any:
         """This thread's connection; those of threads that have ended are closed on the way."""
         thread = threading.current_thread()
@@ -261,3 +284,32 @@ class TritonClient(ClientCore, ABC):
         for old in stale:
             old.close()
         return connection
+
+
+class SharedRegion(SharedBlock):
+    """Shared memory that one client's server knows, until it is closed."""
+
+    def __init__(self, client: TritonClient, byte_size: int) -> None:
+        super().__init__(byte_size)
+        self._client = client
+        self._open = True
+        try:
+            client._register(self)
+        except ClientError as error:
+            self.unlink()
+            raise self.refused(client.url, error) from error
+
+    def close(self) -> None:
+        """Takes it from the server and removes it; arrays in it stay valid. A second call does nothing."""
+        self.unlink()
+        if self._open:
+            self._open = False
+            self._client._unregister(self)
+
+    def __enter__(self) -> SharedRegion:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()

@@ -1,12 +1,27 @@
-"""Tensors in system shared memory, which a server on the same host reads and writes in place."""
+"""Tensors in system shared memory, which a server on the same host reads and writes in place. Asks no server."""
 
 from __future__ import annotations
 
+import contextlib
 import math
+import mmap
+import os
+import secrets
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import numpy.typing as npt
+
+from clients.errors import ClientError, InputError, ServerError, SharedMemoryError
+from clients.types import NUMPY_DTYPES
+
+_FOLDER = Path("/dev/shm")
+_ALIGNMENT = 64
+# The server keeps a region in use for a moment after it has answered: waits before it is asked again, 4 s in all.
+UNREGISTER_WAITS_S = tuple(0.001 * 2**turn for turn in range(12))
+_DATATYPES = {dtype: name for name, dtype in NUMPY_DTYPES.items() if name not in ("BF16", "BYTES")}
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,3 +50,97 @@ class SharedTensor:
     def view(self, shape: tuple[int, ...]) -> npt.NDArray[Any]:
         """What the server wrote, which may be smaller than the place for it."""
         return self.array.reshape(-1)[: math.prod(shape)].reshape(shape)
+
+
+class SharedBlock:
+    """Memory under a name, in which tensors are laid one after the other; whoever makes it unlinks it.
+
+    Args:
+        byte_size: bytes for all tensors together, each rounded up to 64.
+
+    Raises:
+        SharedMemoryError: there is no room for it, or no shared memory at all.
+    """
+
+    def __init__(self, byte_size: int) -> None:
+        # Named as `compile serve` names its own: the next one removes what a killed process has left.
+        self.name = f"modelkiln_{os.getpid()}_client_{secrets.token_hex(8)}"
+        if byte_size < 1:
+            raise InputError(f"a region of {byte_size} bytes is not allowed; give 1 or more")
+        self.key = f"/{self.name}"
+        self.byte_size = byte_size
+        self._memory = _allocate(_FOLDER / self.name, byte_size)
+        self._used = 0
+
+    def tensor(self, dtype: npt.DTypeLike, shape: tuple[int, ...]) -> SharedTensor:
+        """A tensor in the region's next free place; its contents are whatever was there.
+
+        Raises:
+            InputError: the element type has no fixed size, or the region has no room left.
+        """
+        found = np.dtype(dtype)
+        if found not in _DATATYPES:
+            allowed = ", ".join(map(str, _DATATYPES))
+            raise InputError(f"a tensor of {found} cannot lie in shared memory; allowed: {allowed}")
+        size = math.prod(shape) * found.itemsize
+        if size > self.byte_size - self._used:
+            raise InputError(
+                f"a tensor of {size} bytes does not fit the region: {self.byte_size - self._used} of its "
+                f"{self.byte_size} bytes are free; make a larger one, or `clear` it"
+            )
+        array = np.frombuffer(self._memory, found, math.prod(shape), self._used).reshape(shape)
+        placed = SharedTensor(self.name, self._used, _DATATYPES[found], array)
+        self._used = min(self.byte_size, self._used + math.ceil(size / _ALIGNMENT) * _ALIGNMENT)
+        return placed
+
+    def put(self, array: npt.NDArray[Any]) -> SharedTensor:
+        """A copy of `array` in the region's next free place."""
+        placed = self.tensor(array.dtype, array.shape)
+        placed.array[...] = array
+        return placed
+
+    def clear(self) -> None:
+        """Makes the whole region free again; earlier tensors will be overwritten."""
+        self._used = 0
+
+    def unlink(self) -> None:
+        """Removes the name. The memory goes with the last array that lies in it."""
+        with contextlib.suppress(FileNotFoundError):
+            (_FOLDER / self.name).unlink()
+
+    def __del__(self) -> None:
+        self.unlink()
+
+    def refused(self, address: str, error: ClientError) -> ClientError:
+        """What a failed registration means."""
+        if not isinstance(error, ServerError):
+            return error
+        return SharedMemoryError(
+            f"the server at {address} does not take a region of shared memory; it must run on this host, as a user "
+            f"who may open {_FOLDER / self.name}, and its shared-memory routes must be open, as they are on loopback. "
+            f"It said: {error.message}"
+        )
+
+
+def is_in_use(error: ServerError) -> bool:
+    """Whether a region was not unregistered because a request still holds it."""
+    return "currently in use" in error.message
+
+
+def _allocate(path: Path, byte_size: int) -> mmap.mmap:
+    try:
+        descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600)
+    except OSError as error:
+        raise SharedMemoryError(f"cannot make shared memory at {path}: {error.strerror}") from error
+    try:
+        os.posix_fallocate(descriptor, 0, byte_size)  # else a full /dev/shm would kill the process that writes
+        return mmap.mmap(descriptor, byte_size)
+    except OSError as error:
+        path.unlink()
+        free = os.statvfs(_FOLDER)
+        raise SharedMemoryError(
+            f"no room for {byte_size} bytes of shared memory ({error.strerror}); {_FOLDER} has "
+            f"{free.f_bavail * free.f_frsize} bytes free (in Docker: --shm-size)"
+        ) from error
+    finally:
+        os.close(descriptor)
