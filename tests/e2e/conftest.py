@@ -23,5 +23,5 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def served(repository: Path) -> Iterator[Served]:
-    with serve(repository) as server:
+    with serve(repository, "--openai-port", "0") as server:
         yield server

@@ -109,12 +109,29 @@ def test_language_models_as_in_the_readme(tmp_path, capsys, monkeypatch):
         assert done.returncode == 0, f"{line}\n{done.stdout}{done.stderr}"
     assert (tmp_path / "model_repository" / "chat" / "1" / "model.gguf").stat().st_size > 90_000_000
     assert shlex.split(start, comments=True) == ["compile", "serve"]
-    with serve(tmp_path / "model_repository") as server:
+    with serve(tmp_path / "model_repository", "--openai-port", "0") as server:
         assert " Paris" in _events_of(curl, server.http)
+        _ask_the_openai_api_as_in_the_readme(server.openai, capsys)
     monkeypatch.chdir(tmp_path)
     exec(next(b for b in _blocks("python") if "LLMEngine" in b), {})
     printed = capsys.readouterr().out
     assert " Paris" in printed and printed.count("\n") >= 2
+
+
+def _ask_the_openai_api_as_in_the_readme(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    start, curl = next(b for b in _blocks("bash") if "--openai-port" in b).splitlines()
+    assert shlex.split(start) == ["compile", "serve", "--openai-port", "9000"]
+    program, path, header_flag, header, flag, body = shlex.split(curl)
+    assert (program, header_flag, flag) == ("curl", "-H", "-d") and path.startswith("127.0.0.1:9000/v1/")
+    headers = dict([header.split(": ")])
+    request = urllib.request.Request(path.replace("127.0.0.1:9000/v1", url), body.encode(), headers)
+    with urllib.request.urlopen(request, timeout=120) as response:
+        assert json.load(response)["choices"][0]["message"]["content"]
+    code = next(b for b in _blocks("python") if "OpenAI(" in b)
+    assert "http://127.0.0.1:9000/v1" in code
+    capsys.readouterr()
+    exec(code.replace("http://127.0.0.1:9000/v1", url), {})
+    assert "Paris" in capsys.readouterr().out
 
 
 def _events_of(curl: str, address: str) -> str:
