@@ -99,19 +99,26 @@ Arrivals = ClosedLoop | OpenLoop
 
 
 def parse_range(text: str, *, whole: bool) -> tuple[float, ...]:
-    """The levels that `start:end:step` names; the end is included when a step hits it.
+    """The levels that `start:end:step` names, or several such after commas; the end is included when a step hits it.
 
     `step` is added, as in perf_analyzer; written `xK` it multiplies: "1:16:x4" is 1, 4, 16.
 
     Args:
-        text: "4", "1:4" or "1:16:x4".
+        text: "4", "1:4", "1:16:x4" or "1,8,32".
         whole: levels must be whole numbers (concurrency).
 
     Raises:
         UsageError: the range cannot be read, is empty or never ends.
     """
-    wanted = "start[:end[:step]], with a step like 4 (added) or x2 (multiplied): 8, 1:8, 1:16:x4"
-    parts = text.split(":")
+    levels = [level for part in text.split(",") for level in _parse_one_range(part, text, whole=whole)]
+    if len(levels) > _MOST_LEVELS or len(set(levels)) < len(levels):
+        raise UsageError(f"range {text!r} names a level twice, or more than {_MOST_LEVELS} levels")
+    return tuple(levels)
+
+
+def _parse_one_range(one: str, text: str, *, whole: bool) -> tuple[float, ...]:
+    wanted = "start[:end[:step]], with a step like 4 (added) or x2 (multiplied), or a list: 8, 1:8, 1:16:x4, 1,8,32"
+    parts = one.split(":")
     if not 1 <= len(parts) <= 3:
         raise UsageError(f"range {text!r} has {len(parts)} parts; write {wanted}")
     step_text = parts[2] if len(parts) == 3 else "1"

@@ -91,7 +91,7 @@ Examples:
 @click.option(
     "--concurrency-range",
     metavar="START:END:STEP",
-    help="Closed loop: requests in flight. STEP is added, xK multiplies.  [default: 1]",
+    help="Closed loop: requests in flight. STEP is added, xK multiplies; or a list, 1,8,32.  [default: 1]",
 )
 @click.option("--request-rate-range", metavar="START:END:STEP", help="Open loop: requests per second, on time or late.")
 @click.option(

@@ -24,7 +24,7 @@ class Answer:
         chunks: those that brought text or tokens.
         input_tokens, cached_tokens: as the server counts them; None where it does not say.
         error: what went wrong; an answer with one is a failure, whatever came before.
-        counted: the server said how many tokens each chunk holds; otherwise they were spread over the chunks.
+        counted: how many tokens each chunk holds is known; otherwise they were spread over the chunks.
     """
 
     chunks: tuple[Chunk, ...] = ()
@@ -56,10 +56,10 @@ NO_USAGE = ErrorKind("no usage", "the server did not say how many tokens it made
 
 
 def chunks_of(pieces: Sequence[Piece]) -> tuple[tuple[Chunk, ...], bool] | None:
-    """The pieces that bring something, with their tokens; and whether the server counted them one by one.
+    """The pieces that bring something, with their tokens; and whether those of each are known.
 
-    Where only the end says how many tokens there were, they are spread over the pieces with text, evenly: one each as
-    a rule. None where nothing says it.
+    Where only the end says how many tokens there were, and there are not as many pieces with text, they are spread
+    evenly. None where nothing says it.
     """
     totals = [piece.total for piece in pieces if piece.total is not None]
     if not totals:
@@ -71,7 +71,9 @@ def chunks_of(pieces: Sequence[Piece]) -> tuple[tuple[Chunk, ...], bool] | None:
     if all(piece.total is not None for piece in contents):
         return _counted(told), True
     shares = [total * (index + 1) // len(contents) - total * index // len(contents) for index in range(len(contents))]
-    return tuple(Chunk(piece.at_ns, share) for piece, share in zip(contents, shares, strict=True)), False
+    return tuple(Chunk(piece.at_ns, share) for piece, share in zip(contents, shares, strict=True)), total == len(
+        contents
+    )
 
 
 def _counted(pieces: Sequence[Piece]) -> tuple[Chunk, ...]:

@@ -34,8 +34,8 @@ _PORTS = {"grpc": 8001, "openai": 9000}
 
 _EPILOG = """\b
 Examples:
-  Closed loop over Triton's gRPC stream, 1, 4 and 16 streams:
-    perf-report llm -m chat --concurrency-range 1:16:x4
+  Closed loop over Triton's gRPC stream, 1, 8 and 32 streams:
+    perf-report llm -m chat --concurrency-range 1,8,32
   Open loop over the OpenAI API, Poisson arrivals at 2 to 6 requests/s,
   share within 500 ms to the first token and 50 ms for each further one:
     perf-report llm -m chat --endpoint openai --request-rate-range 2:6:2 \\
@@ -62,7 +62,7 @@ Examples:
 @click.option(
     "--concurrency-range",
     metavar="START:END:STEP",
-    help="Closed loop: requests in flight. STEP is added, xK multiplies.  [default: 1]",
+    help="Closed loop: requests in flight. STEP is added, xK multiplies; or a list, 1,8,32.  [default: 1]",
 )
 @click.option("--request-rate-range", metavar="START:END:STEP", help="Open loop: requests per second, on time or late.")
 @click.option(

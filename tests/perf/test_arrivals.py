@@ -22,6 +22,8 @@ from perf.errors import UsageError
         ("1:16:x4", (1, 4, 16)),
         ("1:15:x4", (1, 4)),
         ("5:5:2", (5,)),
+        ("1,8,32", (1, 8, 32)),
+        ("1:2,8:16:x2", (1, 2, 8, 16)),
     ],
 )
 def test_range_of_whole_levels(text: str, levels: tuple[int, ...]) -> None:
@@ -37,6 +39,8 @@ def test_range_of_fractions_hits_its_end() -> None:
     "text",
     [
         "",
+        "1,",
+        "1,2,1",
         "a",
         "1:2:3:4",
         "4:1",

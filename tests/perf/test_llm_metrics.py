@@ -133,9 +133,9 @@ def test_a_busy_client_is_said() -> None:
         ([(False, 1), (True, 2)], [1, 1], True),
         # Text that was held back comes without a token of its own.
         ([(True, 2), (True, 2)], [2, 0], True),
-        # Only the end counts: one each, ...
-        ([(True, None), (True, None), (True, None), (False, 3)], [1, 1, 1], False),
-        # ... or spread evenly.
+        # Only the end counts, and there are as many pieces: one each.
+        ([(True, None), (True, None), (True, None), (False, 3)], [1, 1, 1], True),
+        # There are not: spread evenly.
         ([(True, None), (True, None), (False, 5)], [2, 3], False),
         ([(True, None), (True, None), (True, None), (False, 2)], [0, 1, 1], False),
         # A model that says nothing but special tokens has no text at all.
