@@ -81,9 +81,9 @@ class EngineThread:
         self._thread = threading.Thread(target=self._run, name="llm-engine", daemon=True)
         self._thread.start()
 
-    def add(self, request_id: str, request: ServedRequest) -> None:
-        """Hands a request over; the sink hears what becomes of it."""
-        self._put(_Add(request_id, request, time.monotonic_ns()))
+    def add(self, request_id: str, request: ServedRequest, received_ns: int) -> None:
+        """Hands a request over that came at that time; the sink hears what becomes of it."""
+        self._put(_Add(request_id, request, received_ns))
 
     def abort(self, request_id: str) -> None:
         """Ends a request before the next step; the sink hears nothing more of it but what is under way."""

@@ -70,6 +70,7 @@ class Service:
         Args:
             tensors, parameters, timeout_us: see `request_from_tensors`.
         """
+        received_ns = time.monotonic_ns()
         try:
             request = request_from_tensors(
                 tensors,
@@ -88,10 +89,12 @@ class Service:
         request_id = str(next(self._ids))
         self._delivery.open(request_id, channel, ResponseBuilder(request, self._tokenizer))
         if not self._grammars.lacks(request.params):
-            self._thread.add(request_id, request)
+            self._thread.add(request_id, request, received_ns)
             return
         try:
-            self._grammars.compile(request.params, lambda *result: self._compiled(request_id, request, *result))
+            self._grammars.compile(
+                request.params, lambda *result: self._compiled(request_id, request, received_ns, *result)
+            )
         except Exception as error:  # the queue is full, or closed by now
             self._refuse(request_id, error)
 
@@ -103,14 +106,16 @@ class Service:
             log.error("the engine's step did not end within %g s", timeout_s)
         self._delivery.close(timeout_s)
 
-    def _compiled(self, request_id: str, request: ServedRequest, error: Exception | None, took_ms: float) -> None:
+    def _compiled(
+        self, request_id: str, request: ServedRequest, received_ns: int, error: Exception | None, took_ms: float
+    ) -> None:
         """Hands a request over whose grammar is compiled now, if its client still waits."""
         if error is not None:
             self._refuse(request_id, error)
             return
         if request.deadline_ms is not None:
             request = replace(request, deadline_ms=request.deadline_ms - took_ms)
-        self._delivery.if_open(request_id, lambda: self._thread.add(request_id, request))
+        self._delivery.if_open(request_id, lambda: self._thread.add(request_id, request, received_ns))
 
     def _refuse(self, request_id: str, error: Exception) -> None:
         refusal = response_error(error)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -193,6 +194,27 @@ def test_a_grammar_is_compiled_beside_the_engine(make_service):
     again = ask(service, text_input="hello", sampling_parameters=pattern)  # known by now
     assert again.wait().text == waiting.text
     assert not engine.has_requests and engine.stats().num_masks == 10
+
+
+def test_waiting_for_a_grammar_is_waiting(make_service):
+    """A request's times begin when it came, not when the engine hears of it."""
+    engine = make_engine(clock=time.monotonic_ns)
+    may, compile_grammar = threading.Event(), engine.compile_grammar
+    engine.compile_grammar = lambda params: may.wait(60) and compile_grammar(params)
+    service = make_service(engine=engine)
+    pattern = json.dumps({"structured_outputs": {"regex": "[a-c]{5}"}})
+    waiting = ask(service, text_input="hello", sampling_parameters=pattern)
+    sent_ns = time.monotonic_ns()
+    for _ in range(5):
+        ask(service, text_input="hello", max_tokens=100).wait()
+    held_s = (time.monotonic_ns() - sent_ns) / 1e9
+    may.set()
+    waiting.wait()
+    service.close()
+    found = {series.name: value for series, value in service.metrics.snapshot().items() if not series.labels}
+    assert found["vllm:request_queue_time_seconds_count"] == 6
+    assert found["vllm:request_queue_time_seconds_sum"] >= held_s
+    assert found["vllm:time_to_first_token_seconds_sum"] >= found["vllm:request_queue_time_seconds_sum"]
 
 
 def test_a_grammar_that_is_not_taken_is_an_invalid_request(make_service):
