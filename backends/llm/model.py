@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,9 @@ class TritonPythonModel:
         try:
             check_instances([(group.get("count", 1), group.get("gpus", [])) for group in config["instance_group"]])
             options = ServiceOptions.from_parameters(parameters)
-            self._service = Service.load(Path(args["model_repository"], args["model_version"]), options)
+            self._service = Service.load(
+                Path(args["model_repository"], args["model_version"]), options, on_failure=_end_process
+            )
         except ModelkilnError as error:
             raise pb_utils.TritonModelException(str(error)) from None
         name = args["model_name"]
@@ -59,6 +62,16 @@ def _metric_family(name: str, text: str, kind: Kind) -> MetricSource:
     kinds = {"counter": pb_utils.MetricFamily.COUNTER, "gauge": pb_utils.MetricFamily.GAUGE}
     family: MetricSource = pb_utils.MetricFamily(name=name, description=text, kind=kinds[kind])
     return family
+
+
+def _end_process() -> None:
+    """Ends the stub of a model whose engine has failed.
+
+    Triton 2.51 has no way to say that a model is not ready any more. Without its process it answers requests with an
+    error at once, newer versions call it not ready, and `compile serve` loads it again.
+    """
+    pb_utils.Logger.log_error("the engine of this model has failed: its process ends")
+    os._exit(1)
 
 
 class _Channel:

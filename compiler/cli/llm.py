@@ -21,6 +21,10 @@ from compiler.errors import UsageError
 @click.option("--max-model-len", type=click.IntRange(2), help="Tokens of a prompt and its answer.  [default: 4096]")
 @click.option("--max-num-seqs", type=click.IntRange(1), help="Requests that run side by side.  [default: 64]")
 @click.option("--max-num-batched-tokens", type=click.IntRange(1), help="Tokens of one step.  [default: 512]")
+@click.option(
+    "--max-waiting", type=click.IntRange(0), help="More are refused.  [default: 8 for each of --max-num-seqs]"
+)
+@click.option("--default-deadline-ms", type=click.FloatRange(1), help="Of requests without one.  [default: none]")
 @click.option("--weights", help="OpenVINO: u8_rows, u4, u8, bf16, f32 or stored.  [default: u8_rows]")
 @click.option("--kv-cache-precision", help="OpenVINO: auto or u8.  [default: auto]")
 @click.option("--exact", is_flag=True, default=None, help="OpenVINO: float32 throughout, to the token.")
@@ -37,6 +41,7 @@ def command(
     force: bool,
     as_json: bool,
     kv_cache_memory: str | None,
+    default_deadline_ms: float | None,
     **given: Any,
 ) -> None:
     """Check a decoder-only language model, prove it, and publish it for the `llm` backend.
@@ -65,7 +70,16 @@ def command(
         raise UsageError(f"--ready-within is '{ready_within}'; allowed: a time such as 10s or 500ms")
     stage = terminal_stages(name, stderr_console(), NUM_STAGES)
     store = Repository(repository)
-    result = compile_llm(source, name, store, options, ready_within=ready_within, force=force, stage=stage)
+    result = compile_llm(
+        source,
+        name,
+        store,
+        options,
+        ready_within=ready_within,
+        default_deadline_ms=default_deadline_ms,
+        force=force,
+        stage=stage,
+    )
     if as_json:
         click.echo(json.dumps(result.to_json()))
         return

@@ -38,6 +38,7 @@ from compiler.triton_install import link_or_copy
 from compiler.units import shown_bytes
 
 NUM_STAGES = 5
+WAITING_PER_SEQ = 8  # requests that may wait for each one that may run, unless --max-waiting says otherwise
 PACKAGES = ("openvino", "torch", "tokenizers", "numpy")
 EXAMPLE_LENGTHS = (256, 1024, 4096)
 
@@ -49,6 +50,7 @@ def compile_llm(
     options: Mapping[str, Any],
     *,
     ready_within: str | None = None,
+    default_deadline_ms: float | None = None,
     force: bool = False,
     stage: Stage = silent_stage,
 ) -> BuildResult:
@@ -58,6 +60,7 @@ def compile_llm(
         source: a GGUF file or a Hugging Face folder.
         options: of the engine, see `engine_settings`; they travel with the version.
         ready_within: how long its start may take, as in 10s; `compile serve` measures it.
+        default_deadline_ms: of requests without one, see ServiceOptions.
 
     Raises:
         ModelkilnError: the repository is as it was.
@@ -66,9 +69,10 @@ def compile_llm(
     repository.check_publishable(name)
     settings = engine_settings(options)
     files = _model_files(source)
-    document = {"name": name, "source": source.name, "engine": dict(options)}
-    if ready_within is not None:
-        document["serving"] = {"ready_within": ready_within}
+    document: dict[str, Any] = {"name": name, "source": source.name, "engine": dict(options)}
+    parameters = {} if default_deadline_ms is None else {"default_deadline_ms": f"{default_deadline_ms:g}"}
+    if serving := {**parameters, **({} if ready_within is None else {"ready_within": ready_within})}:
+        document["serving"] = serving
     fingerprint = {**inputs_fingerprint(document, files, PACKAGES), "engine": _engine_sha256()}
     if not force and (current := up_to_date(repository, name, fingerprint, source.parent)):
         return BuildResult(current, built=False, seconds=time.monotonic() - started)
@@ -99,7 +103,10 @@ def compile_llm(
                 hint="try --weights bf16, --kv-cache-precision auto, or --exact",
             )
         with stage("publish") as log:
-            _fill(version, files, {"model": next(iter(files))} if source.is_file() else {}, options)
+            stored: dict[str, Any] = {"model": next(iter(files))} if source.is_file() else {}
+            # An endless queue would answer nobody in time; whoever wants another limit says so.
+            stored["max_waiting"] = WAITING_PER_SEQ * settings.scheduler.max_num_seqs
+            _fill(version, files, stored, options)
             if graphs.is_dir():
                 from backends.llm.runners.openvino.graph_cache import carry_graphs
 
@@ -117,7 +124,8 @@ def compile_llm(
                     "parity": report.to_json(),
                 },
             }
-            published = repository.publish(name, text_from_config(llm_config(name, "KIND_CPU")), version, manifest)
+            triton_config = text_from_config(llm_config(name, "KIND_CPU", parameters))
+            published = repository.publish(name, triton_config, version, manifest)
             log.note(str(published.folder))
     return BuildResult(published, built=True, seconds=time.monotonic() - started)
 

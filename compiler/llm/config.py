@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from compiler.spec import Serving
@@ -47,8 +48,12 @@ OUTPUTS = {
 }
 
 
-def llm_config(name: str, kind: str) -> Any:
-    """Returns the ModelConfig: decoupled, since an answer comes in many responses; one instance, which batches."""
+def llm_config(name: str, kind: str, parameters: Mapping[str, str] | None = None) -> Any:
+    """Returns the ModelConfig: decoupled, since an answer comes in many responses; one instance, which batches.
+
+    Args:
+        parameters: see ServiceOptions.
+    """
     config = base_config(
         name,
         BACKEND,
@@ -59,5 +64,5 @@ def llm_config(name: str, kind: str) -> Any:
     for tensor in config.input:
         tensor.optional = True
     config.model_transaction_policy.decoupled = True
-    add_serving(config, Serving(), {}, kind)
+    add_serving(config, Serving(), parameters or {}, kind)
     return config

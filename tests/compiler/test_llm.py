@@ -17,6 +17,9 @@ from tests.serving import write_llm
 pytest.importorskip("openvino")
 
 
+OPTIONS = ("--exact", "--kv-cache-memory", "64MiB", "--max-num-seqs", "16", "--default-deadline-ms", "90000", "--json")
+
+
 def run(*arguments: object):
     return CliRunner().invoke(main, ["llm", *map(str, arguments)])
 
@@ -25,7 +28,7 @@ def run(*arguments: object):
 def published(smollm2, tmp_path_factory):
     """SmolLM2 published in exact mode with a small cache, and what the command said."""
     repository = tmp_path_factory.mktemp("repository")
-    done = run(smollm2, "--name", "smollm2", "-r", repository, "--exact", "--kv-cache-memory", "64MiB", "--json")
+    done = run(smollm2, "--name", "smollm2", "-r", repository, *OPTIONS)
     assert done.exit_code == 0, done.output
     return repository, json.loads(done.stdout)
 
@@ -43,7 +46,10 @@ def test_a_published_model_says_what_it_is_and_how_well_it_was_proved(published,
     assert [name for name in names if not name.startswith("graph-")] == ["engine.json", "manifest.json", "model.gguf"]
     assert sorted(Path(name).suffix for name in names if name.startswith("graph-")) == [".bin", ".xml"]
     assert {name for name in names if name != "manifest.json"} == set(result["manifest"]["files"])
+    settings = json.loads((repository / "smollm2" / "1" / "engine.json").read_text())
+    assert (settings["max_num_seqs"], settings["max_waiting"]) == (16, 128)
     config = (repository / "smollm2" / "config.pbtxt").read_text()
+    assert 'key: "default_deadline_ms"' in config and 'string_value: "90000"' in config
     assert 'backend: "llm"' in config and "decoupled: true" in config
 
 
@@ -92,7 +98,7 @@ def test_the_linter_knows_what_a_version_folder_needs(settings, words, tmp_path)
 
 def test_nothing_is_done_the_second_time(published, smollm2):
     repository, _ = published
-    done = run(smollm2, "--name", "smollm2", "-r", repository, "--exact", "--kv-cache-memory", "64MiB", "--json")
+    done = run(smollm2, "--name", "smollm2", "-r", repository, *OPTIONS)
     assert done.exit_code == 0 and json.loads(done.stdout)["built"] is False
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import queue
 import re
+import time
 import urllib.error
 import urllib.request
 from dataclasses import dataclass
@@ -15,11 +16,42 @@ import pytest
 import tritonclient.grpc as grpc
 
 from backends.llm import LLMEngine, SamplingParams
-from tests.serving import serve, write_llm
+from compiler.llm.config import llm_config
+from compiler.triton_config import text_from_config
+from tests.serving import serve, write_llm, write_python_model
 
 PATIENCE_S = 120
 PROMPTS = ["The capital of France is", "def fibonacci(n):", "1, 2, 3, 4, 5,", "Grüße aus"]
 KINDS = {bool: "BOOL", int: "INT32", float: "FP32", str: "BYTES"}
+
+
+# The backend itself around a toy engine that fails when it computes a prompt of 13 tokens; one of 5 waits for that.
+BREAKS = """
+import time
+from backends.llm.model import TritonPythonModel as LlmModel
+from backends.llm.serving.options import ServiceOptions
+from backends.llm.serving.service import Service
+from tests.backends.llm.engine.test_engine import make_engine
+
+def load(folder, options, on_failure):
+    engine = make_engine()
+    step = engine.step
+    def step_or_fail():
+        lengths = {request.num_prompt_tokens: request.num_output_tokens for request in engine.scheduler.running}
+        if 13 in lengths:
+            raise RuntimeError("the disk is on fire")
+        if lengths.get(5) == 2 and engine.scheduler.num_waiting == 0:
+            time.sleep(0.001)
+            return []
+        return step()
+    engine.step = step_or_fail
+    return Service(engine, options, on_failure=on_failure)
+
+class TritonPythonModel(LlmModel):
+    def initialize(self, args):
+        Service.load = load
+        super().initialize(args)
+"""
 
 
 @pytest.fixture(scope="module")
@@ -28,6 +60,9 @@ def repository(smollm2, tmp_path_factory):
     path = tmp_path_factory.mktemp("llm") / "repository"
     cache = str(tmp_path_factory.mktemp("graphs"))
     write_llm(path, "chat", smollm2, exact=True, kv_cache_bytes=256 << 20, cache_dir=cache, max_waiting=64)
+    write_python_model(
+        path, "breaks", BREAKS, text_from_config(llm_config("breaks", "KIND_CPU")).replace('"llm"', '"python"')
+    )
     write_llm(
         path, "alone", smollm2, exact=True, kv_cache_bytes=64 << 20, cache_dir=cache, max_num_seqs=1, max_waiting=1
     )
@@ -342,3 +377,26 @@ def test_grammars_of_strangers_stop_nobody(stream, plain):
     assert len(errors) == 3 and all("[invalid_request:structured_outputs]" in error for error in errors)
     assert sum("processor time" in error for error in errors) == 1
     assert text_of(found["good"]) == plain[PROMPTS[0]].text
+
+
+def test_when_the_engine_fails_all_hear_of_it_the_model_is_not_ready_and_comes_back(server, stream):
+    stream.send("good", model="breaks", text_input="hello", max_tokens=100, stream=True, sampling_parameters=ENDLESS)
+    assert stream.next()[0] == "good"
+    stream.send("bad", model="breaks", input_ids=[1] * 13, max_tokens=100)
+    _, errors = stream.read(2)
+    assert all("[internal] the engine failed with RuntimeError" in e and "fire" not in e for e in errors)
+    assert len(errors) == 2
+    ready = stream.client.is_model_ready
+    wait_until(lambda: not ready("breaks"))
+    assert ready("chat") and ready("alone")
+    wait_until(lambda: ready("breaks"))
+    stream.send("again", model="breaks", text_input="hey", max_tokens=3)
+    found, errors = stream.read()
+    assert not errors and "again" in found
+
+
+def wait_until(condition):
+    deadline = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)

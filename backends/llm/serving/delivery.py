@@ -86,6 +86,10 @@ class Delivery:
         """See Sink."""
         self._work.put(lambda: self._end_all(error))
 
+    def then(self, action: Callable[[], None]) -> None:
+        """Does something when all that was put before is delivered."""
+        self._work.put(action)
+
     def close(self, timeout_s: float = 30.0) -> bool:
         """Waits until all that was put is delivered; returns whether that was in time."""
         self._work.put(None)

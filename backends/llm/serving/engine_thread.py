@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 from backends.llm.engine.engine import LLMEngine
@@ -65,14 +65,19 @@ class EngineThread:
         engine: called by this thread alone from now on, and closed by it.
         sink: hears of everything in the order in which it happened.
         observers: are told of it too, for counting.
-
-    Attributes:
-        failure: what the engine failed with, or None; it never recovers.
+        on_failure: called when the engine has failed, which it does not recover from, and the sink has heard of it.
     """
 
-    def __init__(self, engine: LLMEngine, sink: Sink, observers: Sequence[EngineObserver] = ()) -> None:
-        self.failure: Exception | None = None
+    def __init__(
+        self,
+        engine: LLMEngine,
+        sink: Sink,
+        observers: Sequence[EngineObserver] = (),
+        on_failure: Callable[[], None] = lambda: None,
+    ) -> None:
         self._engine = engine
+        self._on_failure = on_failure
+        self._has_failed = False
         self._sink = sink
         self._observers = tuple(observers)
         self._changed = threading.Condition()
@@ -125,7 +130,10 @@ class EngineThread:
             if isinstance(command, _Add):
                 self._sink.refuse(command.request_id, self._refusal)
         self._sink.refuse_all(self._refusal)
-        self._engine.close()
+        if self._has_failed:
+            self._on_failure()
+        else:
+            self._engine.close()
 
     def _turn(self) -> bool:
         """Takes the commands and computes a step; returns whether to go on."""
@@ -163,9 +171,7 @@ class EngineThread:
         except Exception as error:  # one request's error is its own
             if not isinstance(error, ModelkilnError):
                 log.exception("request %s was not taken", command.request_id)
-            refusal = response_error(error)
-            if refusal.field == "prompt":  # the engine's word for it
-                refusal = replace(refusal, field=request.prompt_input)
+            refusal = response_error(error, request.prompt_input)
             self._tell_refusal(refusal.kind)
             self._sink.refuse(command.request_id, refusal)
         else:
@@ -174,7 +180,7 @@ class EngineThread:
 
     def _fail(self, error: Exception) -> None:
         log.error("the engine failed", exc_info=error)
-        self.failure = error
+        self._has_failed = True
         for observer in self._observers:
             observer.failed(time.monotonic_ns())
         with self._changed:

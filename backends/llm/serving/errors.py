@@ -43,10 +43,15 @@ class ResponseError:
 UNLOADING = ResponseError("overloaded", "the model is being unloaded")
 
 
-def response_error(error: Exception) -> ResponseError:
-    """Returns what a client is told of an error; of one that nobody foresaw its type only: its text may hold paths."""
+def response_error(error: Exception, prompt_input: str = "") -> ResponseError:
+    """Returns what a client is told of an error; of one that nobody foresaw its type only: its text may hold paths.
+
+    Args:
+        prompt_input: what the engine calls `prompt` is called so by the client.
+    """
     if isinstance(error, InvalidRequest):
-        return ResponseError("invalid_request", _one_line(error), error.param)
+        field = prompt_input if error.param == "prompt" else error.param
+        return ResponseError("invalid_request", _one_line(error), field)
     if isinstance(error, RequestRefused):
         return ResponseError(_KIND_OF_REFUSAL.get(error.code, "invalid_request"), _one_line(error))
     if isinstance(error, ModelkilnError):

@@ -39,6 +39,7 @@ class ServedRequest:
 
     Attributes:
         prompt: a text, or token ids as they are.
+        prompt_input: the name of the input that it came in.
         stream: a response for each step, not one in the end.
         prefix: what the text of the answer begins with: the prompt, where it is wanted.
         outputs: beside `text_output`.
@@ -46,6 +47,7 @@ class ServedRequest:
     """
 
     prompt: str | tuple[int, ...]
+    prompt_input: str
     params: SamplingParams
     stream: bool
     prefix: str
@@ -54,11 +56,6 @@ class ServedRequest:
     client: str = ""
     cache_salt: str = ""
     deadline_ms: float | None = None
-
-    @property
-    def prompt_input(self) -> str:
-        """The name of the input that holds the prompt."""
-        return "text_input" if isinstance(self.prompt, str) else "input_ids"
 
 
 def request_from_tensors(
@@ -81,13 +78,14 @@ def request_from_tensors(
         InvalidRequest: with the name of the input or of the sampling parameter.
     """
     stream = _flag(tensors, "stream")
-    prompt = _prompt(tensors)
+    prompt_input, prompt = _prompt(tensors)
     outputs = frozenset(output for name, output in RETURN_INPUTS.items() if _flag(tensors, name))
     params = _params(tensors, parameters, outputs)
     if "token_ids" in outputs and params.n > 1:
         raise InvalidRequest(f"return_token_ids is true and n is {params.n}; allowed: n of 1", param="return_token_ids")
     return ServedRequest(
         prompt=prompt,
+        prompt_input=prompt_input,
         params=params,
         stream=stream,
         prefix=prompt if _echoes(tensors, stream) and isinstance(prompt, str) else "",
@@ -99,7 +97,7 @@ def request_from_tensors(
     )
 
 
-def _prompt(tensors: Tensors) -> str | tuple[int, ...]:
+def _prompt(tensors: Tensors) -> tuple[str, str | tuple[int, ...]]:
     given = [name for name in ("text_input", "input_ids") if name in tensors]
     if len(given) != 1:
         raise InvalidRequest(
@@ -108,8 +106,8 @@ def _prompt(tensors: Tensors) -> str | tuple[int, ...]:
             param="text_input",
         )
     if given == ["text_input"]:
-        return _text(tensors, "text_input")
-    return tuple(tensors["input_ids"].reshape(-1).tolist())
+        return "text_input", _text(tensors, "text_input")
+    return "input_ids", tuple(tensors["input_ids"].reshape(-1).tolist())
 
 
 def _params(tensors: Tensors, parameters: str, outputs: frozenset[str]) -> SamplingParams:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,9 +17,11 @@ from backends.llm.serving.grammar_queue import GrammarQueue
 from backends.llm.serving.metrics import EngineMetrics
 from backends.llm.serving.observer import EngineObserver
 from backends.llm.serving.options import ServiceOptions
+from backends.llm.serving.prompts import PromptEncoder
 from backends.llm.serving.requests import ServedRequest, Tensors, request_from_tensors
 from backends.llm.serving.responses import ResponseBuilder
 from backends.phases import phase, report
+from compiler.errors import ModelkilnError
 
 log = logging.getLogger(__name__)
 
@@ -30,27 +32,37 @@ class Service:
     Args:
         engine: closed by `close`.
         observers: are told of every request and step.
+        on_failure: called when the engine has failed and every request has heard of it.
 
     Attributes:
         metrics: what was counted since the start.
     """
 
-    def __init__(self, engine: LLMEngine, options: ServiceOptions, observers: Sequence[EngineObserver] = ()) -> None:
+    def __init__(
+        self,
+        engine: LLMEngine,
+        options: ServiceOptions,
+        observers: Sequence[EngineObserver] = (),
+        on_failure: Callable[[], None] = lambda: None,
+    ) -> None:
         self._options = options
         self._tokenizer = engine.tokenizer
+        self._prompts = PromptEncoder(engine.tokenizer, engine.scheduler.max_model_len)
         self._ids = itertools.count()
         self._closed = False
         self._delivery = Delivery(self._abort)
         self.metrics = EngineMetrics(engine.scheduler.max_model_len, engine.stats(), _cache_info(engine))
-        self._thread = EngineThread(engine, self._delivery, (self.metrics, *observers))
+        self._on_failure = on_failure
+        self._thread = EngineThread(engine, self._delivery, (self.metrics, *observers), self._failed)
         self._grammars = GrammarQueue(engine)
 
     @classmethod
-    def load(cls, folder: Path, options: ServiceOptions) -> Service:
+    def load(cls, folder: Path, options: ServiceOptions, on_failure: Callable[[], None] = lambda: None) -> Service:
         """Opens what `compile llm` published.
 
         Args:
             folder: of the version.
+            options, on_failure: as above.
 
         Raises:
             ModelkilnError: the model cannot be read or does not fit.
@@ -62,7 +74,7 @@ class Service:
         report(model, "compile", engine.compile_seconds)
         with phase(model, "warm_up"):
             engine.warm_up()
-        return cls(engine, options)
+        return cls(engine, options, on_failure=on_failure)
 
     def submit(self, channel: Channel, tensors: Tensors, *, parameters: str = "", timeout_us: int = 0) -> None:
         """Takes a request; the channel gets one final response, whatever becomes of it.
@@ -71,6 +83,7 @@ class Service:
             tensors, parameters, timeout_us: see `request_from_tensors`.
         """
         received_ns = time.monotonic_ns()
+        request = None
         try:
             request = request_from_tensors(
                 tensors,
@@ -78,8 +91,12 @@ class Service:
                 timeout_us=timeout_us,
                 default_deadline_ms=self._options.default_deadline_ms,
             )
+            if isinstance(request.prompt, str):
+                request = replace(request, prompt=self._prompts.token_ids(request.prompt))
         except Exception as error:  # one request's error is its own
-            refusal = response_error(error)
+            if not isinstance(error, ModelkilnError):
+                log.exception("a request could not be read")
+            refusal = response_error(error, request.prompt_input if request else "")
             channel.send(None, refusal, final=True)
             self._thread.refused(refusal)
             return
@@ -121,6 +138,9 @@ class Service:
         refusal = response_error(error)
         self._thread.refused(refusal)
         self._delivery.refuse(request_id, refusal)
+
+    def _failed(self) -> None:
+        self._delivery.then(self._on_failure)
 
     def _abort(self, request_id: str) -> None:
         self._thread.abort(request_id)

@@ -281,10 +281,14 @@ def test_when_the_engine_fails_everybody_hears_of_it_and_so_do_later_ones(make_s
         return step()
 
     engine.step = failing
-    service = make_service(engine=engine)
+    heard, ended = [], threading.Event()
+    service = Service(
+        engine, ServiceOptions(), on_failure=lambda: (heard.extend(c.errors for c in open_ones), ended.set())
+    )
     open_ones = [ask(service, text_input="hello", max_tokens=50, stream=True) for _ in range(3)]
     words = ["[internal] the engine failed with RuntimeError"]
     assert [[str(e) for e in c.wait().errors] for c in open_ones] == [words] * 3
+    assert ended.wait(60) and [len(errors) for errors in heard] == [1, 1, 1]  # it ends the process: not too early
     assert [str(e) for e in ask(service, text_input="hello").wait().errors] == words
 
 
@@ -296,6 +300,21 @@ def test_closing_ends_what_is_open_and_refuses_what_comes_later(make_service):
     assert [str(e) for e in channel.wait().errors] == ["[overloaded] the model is being unloaded"]
     late = ask(service, text_input="hello")
     assert late.wait().errors
+
+
+def test_a_text_that_cannot_fit_is_not_even_tokenised(make_service):
+    engine = make_engine()
+    encode = engine.tokenizer.encode
+    engine.tokenizer.encode = lambda text: encode(text) if len(text) < 3000 else pytest.fail("tokenised")
+    service = make_service(engine=engine)
+    # 128 tokens of one byte at most, and four times that for what normalisation may take away; looked at from 2,048 on.
+    (error,) = ask(service, text_input="a" * 3000).wait().errors
+    assert str(error) == (
+        "[context_length_exceeded] the prompt has 3,000 bytes of text, 512 at most fit: prompt and answer together "
+        "have room for 128 tokens"
+    )
+    (error,) = ask(service, text_input="a" * 1000).wait().errors
+    assert str(error).startswith("[context_length_exceeded] the prompt has 1000 tokens, 127 are allowed")
 
 
 def test_a_deadline_ends_an_answer_with_its_reason(make_service):
