@@ -112,7 +112,7 @@ def print_overhead(found: dict[str, list[Round]]) -> bool:
         added = statistics.median(a.ttft_ms - b.ttft_ms for a, b in pairs)
         cells = [f"**{ratio:.2f}x**{'' if ratio >= floor else ' MISSED'}" for ratio in ratios]
         late = "" if name != "gRPC" or added < TTFT_LIMIT_MS else " MISSED"
-        print(f"| {name} to engine (floor {floor:.2f}x) | " + " | ".join(cells) + f" | +{added:.1f} ms{late} | |")
+        print(f"| {name} to engine (floor {floor:.2f}x) | " + " | ".join(cells) + f" | {added:+.1f} ms{late} | |")
         met &= min(ratios) >= floor and not late
     return met
 
