@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from clients.generation import Chunk
 from clients.openai_server.errors import ApiError, deadline_error, unavailable
-from clients.openai_server.generation import GOES_ON, Update
 
 DONE = b"data: [DONE]\n\n"
 
@@ -21,9 +21,15 @@ class Usage:
     completion_tokens: int = 0
     cached_tokens: int = 0
 
-    @staticmethod
-    def of(update: Update) -> Usage:
-        return Usage(update.num_prompt_tokens, update.num_output_tokens, update.num_cached_tokens)
+    def with_answer(self, answer: Chunk) -> Usage:
+        """Returns the usage with an answer that has ended; all answers to a prompt share its tokens."""
+        if answer.usage is None:
+            return self
+        return Usage(
+            answer.usage.prompt_tokens,
+            self.completion_tokens + answer.usage.completion_tokens,
+            answer.usage.cached_tokens,
+        )
 
     def __add__(self, other: Usage) -> Usage:
         return Usage(
@@ -46,20 +52,18 @@ def event(data: object) -> bytes:
     return b"data: " + json.dumps(data, separators=(",", ":")).encode() + b"\n\n"
 
 
-def finish_reason(reason: str) -> str | None:
+def finish_reason(reason: str | None) -> str | None:
     """Returns why an answer ended, or None where it goes on.
 
     Raises:
         ApiError: it did not end in a way that the API has.
     """
-    if reason == GOES_ON:
-        return None
-    if reason in ("stop", "length"):
+    if reason in (None, "stop", "length"):
         return reason
     raise _bad_end(reason)
 
 
-def _bad_end(reason: str) -> ApiError:
+def _bad_end(reason: str | None) -> ApiError:
     if reason == "deadline":
         return deadline_error("the deadline came before the end of the answer")
     return unavailable(f"the answer was ended by the server: {reason}")
@@ -78,10 +82,10 @@ class TokenLogprob:
         return {"token": self.token, "logprob": self.logprob, "bytes": list(self.bytes)}
 
 
-def token_logprobs(text: str, num_top: int) -> list[TokenLogprob]:
-    """Returns the log probabilities in a response's JSON: of each token a mapping by id, the chosen one first."""
+def token_logprobs(entries: Sequence[Mapping[str, Any]] | None, num_top: int) -> list[TokenLogprob]:
+    """Returns the log probabilities of a chunk: of each token a mapping by id, the chosen one first."""
     found = []
-    for entry in json.loads(text or "[]"):
+    for entry in entries or ():
         chosen, *_ = tokens = list(entry.values())
         best = sorted((t for t in tokens if t["rank"] <= num_top), key=lambda t: int(t["rank"]))
         found.append(_one(chosen, tuple(_one(token) for token in best)))

@@ -16,6 +16,7 @@ from pydantic.json_schema import models_json_schema
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, Response
 
+from clients.async_grpc import AsyncGrpcClient
 from clients.openai_server import responses
 from clients.openai_server.body import BodyReader, parse_body
 from clients.openai_server.embeddings import embed, embedding_response
@@ -27,7 +28,7 @@ from clients.openai_server.models import LanguageModel, Model, Models
 from clients.openai_server.request_record import record_of
 from clients.openai_server.schemas import ChatRequest, CompletionRequest, EmbeddingRequest
 from clients.openai_server.settings import Settings
-from clients.openai_server.triton import Triton
+from clients.retries import NO_RETRIES
 
 log = logging.getLogger("modelkiln.openai")
 Parsed = TypeVar("Parsed", bound=pydantic.BaseModel)
@@ -38,6 +39,7 @@ REQUESTS: dict[str, type[pydantic.BaseModel]] = {
     "/v1/embeddings": EmbeddingRequest,
 }
 _READ_ERRORS = (401, 404, 408, 413, 415, 500, 503)
+_QUESTION_S = 10.0  # that a question about the server may take
 _TOKENIZER_THREADS = 4
 _LARGE_BODY = 256 << 10  # bytes; larger ones are parsed in a thread
 
@@ -53,7 +55,7 @@ class Service:
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
         """Opens and closes what needs an event loop."""
-        self.triton = Triton(self.settings.triton)
+        self.triton = AsyncGrpcClient(self.settings.triton, _QUESTION_S, NO_RETRIES)
         self.models = Models(self.triton, self.settings.repository)
         executor = ThreadPoolExecutor(_TOKENIZER_THREADS, thread_name_prefix="openai-tokenizer")
         self.generations = Generations(self.triton, self.models, executor, self.settings.limits.request_s)

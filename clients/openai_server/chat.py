@@ -6,8 +6,8 @@ import json
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from clients.generation import Chunk
 from clients.openai_server.answers import DONE, TokenLogprob, Usage, event, finish_reason, token_logprobs
-from clients.openai_server.generation import Update
 from clients.openai_server.tool_calls import CallDelta, ToolParser
 
 
@@ -38,7 +38,6 @@ class ChatStream:
         self._num_top = num_top
         self._parsers = parsers
         self._called = [False] * n
-        self._open = [True] * n
         self.usage = Usage()
         # A chunk of text is most of a stream: all but the text is put together once.
         marked = json.dumps(self._choice(0, {"content": "@"}), separators=(",", ":"))
@@ -48,26 +47,20 @@ class ChatStream:
     def start(self) -> bytes:
         """Returns the chunks that come before any text."""
         delta = {"role": "assistant", "content": "", "refusal": None}
-        return b"".join(event(self._choice(index, delta)) for index in range(len(self._open)))
+        return b"".join(event(self._choice(index, delta)) for index in range(len(self._before)))
 
-    def update(self, update: Update) -> bytes:
-        """Returns the events of a response, none where nothing can leave.
+    def update(self, chunk: Chunk) -> bytes:
+        """Returns the events of a chunk of an answer, none where nothing can leave.
 
         Raises:
-            ApiError: an answer was ended by the server.
+            ApiError: the answer was ended by the server.
         """
-        self.usage = Usage.of(update)
-        parts = []
-        for index, (text, reason) in enumerate(zip(update.texts, update.finish_reasons, strict=True)):
-            if not self._open[index]:
-                continue
-            ended = finish_reason(reason)
-            logprobs = update.logprobs[index] if update.logprobs else ""
-            parts.append(self._text(index, text, logprobs, ended is not None))
-            if ended is not None:
-                self._open[index] = False
-                parts.append(event(self._choice(index, {}, self._reason(index, ended))))
-        return b"".join(parts)
+        self.usage = self.usage.with_answer(chunk)
+        ended = finish_reason(chunk.finish_reason)
+        data = self._text(chunk, ended is not None)
+        if ended is None:
+            return data
+        return data + event(self._choice(chunk.index, {}, self._reason(chunk.index, ended)))
 
     def finish(self) -> bytes:
         """Returns what ends the stream."""
@@ -75,17 +68,17 @@ class ChatStream:
             return DONE
         return event({**self._head, "choices": [], "usage": self.usage.to_json()}) + DONE
 
-    def _text(self, index: int, text: str, logprobs: str, is_last: bool) -> bytes:
+    def _text(self, chunk: Chunk, is_last: bool) -> bytes:
         if self._parsers:
-            return self._parsed(index, text, is_last)
+            return self._parsed(chunk.index, chunk.text, is_last)
         if self._num_top is not None:
-            tokens = token_logprobs(logprobs, self._num_top)
-            if not text and not tokens:
+            tokens = token_logprobs(chunk.logprobs, self._num_top)
+            if not chunk.text and not tokens:
                 return b""
-            return event(self._choice(index, {"content": text}, logprobs=_logprobs(tokens)))
-        if not text:
+            return event(self._choice(chunk.index, {"content": chunk.text}, logprobs=_logprobs(tokens)))
+        if not chunk.text:
             return b""
-        return f"data: {self._before[index]}{json.dumps(text)}{self._after}\n\n".encode()
+        return f"data: {self._before[chunk.index]}{json.dumps(chunk.text)}{self._after}\n\n".encode()
 
     def _parsed(self, index: int, text: str, is_last: bool) -> bytes:
         found = [*self._parsers[index].push(text), *(self._parsers[index].finish() if is_last else ())]
@@ -112,24 +105,26 @@ def chat_response(
     request_id: str,
     created: int,
     model: str,
-    update: Update,
+    answers: Sequence[Chunk],
     *,
     num_top: int | None,
     new_parser: Callable[[], ToolParser] | None,
 ) -> dict[str, Any]:
-    """Returns the whole answer.
+    """Returns the whole answers.
 
     Raises:
         ApiError: an answer was ended by the server.
     """
     choices = []
-    for index, (text, reason) in enumerate(zip(update.texts, update.finish_reasons, strict=True)):
-        message, called = _message(text, new_parser() if new_parser else None)
-        tokens = None if num_top is None else token_logprobs(update.logprobs[index], num_top)
-        ended = finish_reason(reason)
+    usage = Usage()
+    for answer in answers:
+        usage = usage.with_answer(answer)
+        message, called = _message(answer.text, new_parser() if new_parser else None)
+        tokens = None if num_top is None else token_logprobs(answer.logprobs, num_top)
+        ended = finish_reason(answer.finish_reason)
         choices.append(
             {
-                "index": index,
+                "index": answer.index,
                 "message": message,
                 "logprobs": None if tokens is None else _logprobs(tokens),
                 "finish_reason": called if called and ended == "stop" else ended,
@@ -141,7 +136,7 @@ def chat_response(
         "created": created,
         "model": model,
         "choices": choices,
-        "usage": Usage.of(update).to_json(),
+        "usage": usage.to_json(),
     }
 
 

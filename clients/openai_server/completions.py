@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from clients.generation import Chunk
 from clients.openai_server.answers import DONE, TokenLogprob, Usage, event, finish_reason, token_logprobs
-from clients.openai_server.generation import Update
 
 
 class CompletionStream:
@@ -35,7 +35,6 @@ class CompletionStream:
         self._num_top = num_top
         self._echoes = echoes
         self._lengths = [len(echo) for echo in echoes for _ in range(n)]  # characters so far
-        self._open = [True] * (n * len(echoes))
         self._usages = [Usage()] * len(echoes)
 
     @property
@@ -47,30 +46,22 @@ class CompletionStream:
         echoes = [(p * self._n + i, echo) for p, echo in enumerate(self._echoes) for i in range(self._n) if echo]
         return b"".join(event(self._choice(index, echo)) for index, echo in echoes)
 
-    def update(self, prompt: int, update: Update) -> bytes:
-        """Returns the events of a response to the prompt of that number, none where nothing can leave.
+    def update(self, prompt: int, chunk: Chunk) -> bytes:
+        """Returns the events of a chunk of an answer to the prompt of that number, none where nothing can leave.
 
         Raises:
-            ApiError: an answer was ended by the server.
+            ApiError: the answer was ended by the server.
         """
-        self._usages[prompt] = Usage.of(update)
-        events = []
-        for number, (text, reason) in enumerate(zip(update.texts, update.finish_reasons, strict=True)):
-            index = prompt * self._n + number
-            if not self._open[index]:
-                continue
-            ended = finish_reason(reason)
-            tokens = None
-            if self._num_top is not None:
-                tokens = token_logprobs(update.logprobs[number] if update.logprobs else "", self._num_top)
-            if text or tokens:
-                logprobs = None if tokens is None else _logprobs(tokens, self._lengths[index])
-                events.append(event(self._choice(index, text, logprobs=logprobs)))
-                self._lengths[index] += len(text)
-            if ended is not None:
-                self._open[index] = False
-                events.append(event(self._choice(index, "", ended)))
-        return b"".join(events)
+        self._usages[prompt] = self._usages[prompt].with_answer(chunk)
+        index = prompt * self._n + chunk.index
+        ended = finish_reason(chunk.finish_reason)
+        tokens = None if self._num_top is None else token_logprobs(chunk.logprobs, self._num_top)
+        data = b""
+        if chunk.text or tokens:
+            logprobs = None if tokens is None else _logprobs(tokens, self._lengths[index])
+            data = event(self._choice(index, chunk.text, logprobs=logprobs))
+            self._lengths[index] += len(chunk.text)
+        return data if ended is None else data + event(self._choice(index, "", ended))
 
     def finish(self) -> bytes:
         """Returns what ends the stream."""
@@ -89,26 +80,28 @@ def completion_response(
     request_id: str,
     created: int,
     model: str,
-    updates: Sequence[Update],
+    answers: Sequence[Sequence[Chunk]],
     *,
     echoes: Sequence[str],
     num_top: int | None,
 ) -> dict[str, Any]:
-    """Returns the whole answers, given the one response to each prompt.
+    """Returns the whole answers, given those to each prompt.
 
     Raises:
         ApiError: an answer was ended by the server.
     """
     choices: list[dict[str, Any]] = []
-    for update, echo in zip(updates, echoes, strict=True):
-        for number, (text, reason) in enumerate(zip(update.texts, update.finish_reasons, strict=True)):
-            tokens = None if num_top is None else token_logprobs(update.logprobs[number], num_top)
+    usages = [Usage()] * len(echoes)
+    for prompt, (to_prompt, echo) in enumerate(zip(answers, echoes, strict=True)):
+        for answer in to_prompt:
+            usages[prompt] = usages[prompt].with_answer(answer)
+            tokens = None if num_top is None else token_logprobs(answer.logprobs, num_top)
             choices.append(
                 {
                     "index": len(choices),
-                    "text": echo + text,
+                    "text": echo + answer.text,
                     "logprobs": None if tokens is None else _logprobs(tokens, len(echo)),
-                    "finish_reason": finish_reason(reason),
+                    "finish_reason": finish_reason(answer.finish_reason),
                 }
             )
     return {
@@ -117,7 +110,7 @@ def completion_response(
         "created": created,
         "model": model,
         "choices": choices,
-        "usage": sum((Usage.of(update) for update in updates), Usage()).to_json(),
+        "usage": sum(usages, Usage()).to_json(),
     }
 
 

@@ -4,24 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import struct
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from tritonclient.grpc import service_pb2
 
-from clients.openai_server.errors import ApiError
+from clients.async_grpc import AsyncGrpcClient
+from clients.errors import ClientError
+from clients.openai_server.errors import ApiError, error_from_client
+from clients.openai_server.generations import all_or_none
 from clients.openai_server.models import EmbeddingModel
 from clients.openai_server.schemas import EmbeddingRequest
-from clients.openai_server.triton import Triton
 
 _BATCHES_AT_ONCE = 8
 Vectors = npt.NDArray[np.float32]  # [num_texts, dimensions]
 
 
-async def embed(triton: Triton, model: EmbeddingModel, texts: Sequence[str], timeout_s: float) -> Vectors:
+async def embed(triton: AsyncGrpcClient, model: EmbeddingModel, texts: Sequence[str], timeout_s: float) -> Vectors:
     """Returns a vector for each text, in batches of what the model takes.
 
     Raises:
@@ -32,17 +32,22 @@ async def embed(triton: Triton, model: EmbeddingModel, texts: Sequence[str], tim
     turns = asyncio.Semaphore(_BATCHES_AT_ONCE)
 
     async def one(batch: Sequence[str]) -> Vectors:
+        column = np.empty((len(batch), *model.extra_dims), dtype=np.object_)
+        column.reshape(-1)[:] = [text.encode() for text in batch]
         async with turns:
-            response = await triton.infer(_request(model, batch), timeout_s)
-        # A vector of any shape is one row; several vectors of a text are not what this API gives.
-        return np.frombuffer(response.raw_output_contents[0], np.float32).reshape(len(batch), -1)
+            try:
+                found = await triton.infer(
+                    model.name,
+                    {model.input_name: column},
+                    version=model.version,
+                    outputs=[model.output_name],
+                    timeout_s=timeout_s,
+                )
+            except ClientError as error:
+                raise error_from_client(error) from None
+        return found[model.output_name].reshape(len(batch), -1)
 
-    tasks = [asyncio.ensure_future(one(batch)) for batch in batches]
-    try:
-        return np.concatenate(await asyncio.gather(*tasks))
-    finally:
-        for task in tasks:
-            task.cancel()
+    return np.concatenate(await all_or_none([one(batch) for batch in batches]))
 
 
 def embedding_response(request: EmbeddingRequest, model: EmbeddingModel, vectors: Vectors) -> dict[str, Any]:
@@ -68,12 +73,3 @@ def embedding_response(request: EmbeddingRequest, model: EmbeddingModel, vectors
         "model": model.name,
         "usage": {"prompt_tokens": 0, "total_tokens": 0},
     }
-
-
-def _request(model: EmbeddingModel, texts: Sequence[str]) -> Any:
-    encoded = [text.encode() for text in texts]
-    request = service_pb2.ModelInferRequest(model_name=model.name, model_version=model.version)
-    request.inputs.add(name=model.input_name, datatype="BYTES", shape=[len(texts), *model.extra_dims])
-    request.raw_input_contents.append(b"".join(struct.pack("<I", len(data)) + data for data in encoded))
-    request.outputs.add(name=model.output_name)
-    return request

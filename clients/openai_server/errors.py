@@ -1,17 +1,25 @@
-"""Errors as the OpenAI API has them, and what Triton's and the engine's become there."""
+"""Errors as the OpenAI API has them, and what those of the clients become there."""
 
 from __future__ import annotations
 
 import json
 import logging
-import re
 from collections.abc import Mapping
 from typing import Any
 
+from clients.errors import (
+    ClientError,
+    ContextLengthExceeded,
+    DeadlineExceeded,
+    InvalidRequest,
+    Overloaded,
+    ServerError,
+    ServerUnavailable,
+    StreamBroken,
+)
+
 log = logging.getLogger("modelkiln.openai")
 
-# How the backend begins an error's text (docs/serving_llm.md).
-_KIND = re.compile(r"^\[(\w+)(?::([^\]\s]{1,100}))?\] (.*)", re.DOTALL)
 _MAX_MESSAGE = 2000
 
 
@@ -66,49 +74,28 @@ def internal_error(reason: object) -> ApiError:
     return ApiError(500, "the server failed on this request; its log says why", type="server_error", code="internal")
 
 
-def error_from_engine(text: str) -> ApiError:
-    """Returns the API's error for an error text that came from Triton or the engine behind it."""
-    match = _KIND.match(text)
-    if match is None:
-        return _error_from_triton(text)
-    kind, param, message = match.groups()
-    if kind == "invalid_request":
-        return ApiError(400, message, param=param)
-    if kind == "context_length_exceeded":
-        return ApiError(400, message, param=param, code="context_length_exceeded")
-    if kind == "overloaded":
-        return ApiError(429, message, type="rate_limit_error", code="overloaded", headers={"retry-after": "1"})
-    if kind == "deadline":
-        return deadline_error(message)
-    return internal_error(text)
+def error_from_client(error: ClientError) -> ApiError:
+    """Returns the API's error for what a call to Triton ended with."""
+    if isinstance(error, ContextLengthExceeded):
+        return ApiError(400, error.message, param=error.param or None, code="context_length_exceeded")
+    if isinstance(error, InvalidRequest):
+        return ApiError(400, error.message, param=error.param or None)
+    if isinstance(error, Overloaded):
+        return ApiError(429, error.message, type="rate_limit_error", code="overloaded", headers={"retry-after": "1"})
+    if isinstance(error, DeadlineExceeded):
+        return deadline_error(error.message)
+    if isinstance(error, StreamBroken):
+        log.warning("an answer broke off: %s", error)
+        return unavailable("the model stopped in the middle of the answer; try again later")
+    if isinstance(error, ServerUnavailable):
+        log.warning("Triton does not answer: %s", error)
+        return unavailable("the inference server does not answer; try again later")
+    if isinstance(error, ServerError) and error.status in ("UNAVAILABLE", "NOT_FOUND"):
+        log.warning("Triton: %s", error)
+        return unavailable("the model is not ready; try again later")
+    return internal_error(error)
 
 
 def deadline_error(message: str) -> ApiError:
     # A client that tries again would only be late again.
     return ApiError(503, message, type="server_error", code="deadline_exceeded", headers={"x-should-retry": "false"})
-
-
-def _error_from_triton(text: str) -> ApiError:
-    if "unknown model" in text or "not ready" in text or "is not available" in text:
-        log.warning("Triton: %s", text)
-        return unavailable("the model is not ready; try again later")
-    return internal_error(text)
-
-
-def error_from_rpc(code: str, details: str) -> ApiError:
-    """Returns the API's error for a call that failed.
-
-    Args:
-        code: gRPC's name of it: "UNAVAILABLE".
-        details: what came with it.
-    """
-    if _KIND.match(details):
-        return error_from_engine(details)
-    if code == "UNAVAILABLE":
-        log.warning("Triton does not answer: %s", details)
-        return unavailable("the inference server does not answer; try again later")
-    if code == "DEADLINE_EXCEEDED":
-        return deadline_error("the answer was not there in the time that a request may take")
-    if code == "INVALID_ARGUMENT" and "unexpected" not in details:
-        log.warning("Triton refused a request: %s", details)
-    return _error_from_triton(f"{code}: {details}")

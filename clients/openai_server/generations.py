@@ -6,7 +6,7 @@ import asyncio
 import json
 import time
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -15,20 +15,21 @@ from typing import Any, Protocol, TypeVar
 
 from starlette.responses import Response
 
+from clients.async_grpc import AsyncGrpcClient
+from clients.errors import ClientError
+from clients.generation import Chunk
 from clients.openai_server.answers import Usage
 from clients.openai_server.body import ClientGone
 from clients.openai_server.chat import ChatStream, chat_response
 from clients.openai_server.completions import CompletionStream, completion_response
-from clients.openai_server.errors import internal_error
+from clients.openai_server.errors import error_from_client
 from clients.openai_server.front import Receive, Scope, Send
-from clients.openai_server.generation import Generation, Update, generate
 from clients.openai_server.models import LanguageModel, Models
 from clients.openai_server.prompts import Prompt, chat_prompt, completion_prompts
 from clients.openai_server.request_record import RequestRecord, record_of
-from clients.openai_server.sampling import chat_sampling, completion_sampling, options
+from clients.openai_server.sampling import chat_sampling, completion_sampling
 from clients.openai_server.schemas import ChatRequest, CompletionRequest, NamedTool, Sampling
 from clients.openai_server.tool_calls import HermesParser, NamedParser, RequiredParser, ToolParser
-from clients.openai_server.triton import Triton
 
 Result = TypeVar("Result")
 _PROMPTS_AT_ONCE = 32  # of one request; others wait their turn here and not in the engine's queue
@@ -82,6 +83,33 @@ class Stream(Protocol):
 
 
 @dataclass(frozen=True)
+class Prepared:
+    """A request that is ready to be sent: one prompt with all that goes beside it."""
+
+    model: LanguageModel
+    prompt: Prompt
+    sampling: Mapping[str, Any]
+    tensors: Mapping[str, Any]
+    timeout_s: float
+
+    @property
+    def n(self) -> int:
+        return int(self.sampling.get("n", 1))
+
+    def arguments(self) -> dict[str, Any]:
+        """Returns the arguments of `AsyncGrpcClient.astream` and `generate`."""
+        return {
+            "model": self.model.name,
+            "prompt": self.prompt.token_ids,
+            "version": self.model.version,
+            "request_id": uuid.uuid4().hex,
+            "timeout_s": self.timeout_s,
+            "tensors": self.tensors,
+            **self.sampling,
+        }
+
+
+@dataclass(frozen=True)
 class Generations:
     """Answers requests of language models.
 
@@ -90,7 +118,7 @@ class Generations:
         request_s: until an answer must be complete.
     """
 
-    triton: Triton
+    triton: AsyncGrpcClient
     models: Models
     executor: ThreadPoolExecutor
     request_s: float
@@ -105,69 +133,84 @@ class Generations:
         sampling = chat_sampling(request)
         model = await self.models.language_model(request.model)
         prompt = await self._in_thread(partial(chat_prompt, model, request))
-        generation = _generation(model, request, sampling, prompt)
+        prepared = self._prepared(model, request, sampling, prompt)
         num_top = (request.top_logprobs or 0) if request.logprobs else None
         new_parser = _parser_maker(request, prompt)
         answer_id, created = f"chatcmpl-{uuid.uuid4().hex}", int(time.time())
         record.model = model.name
-        updates = self._updates([generation])
         if not request.stream:
-            update = (await _whole(updates, 1, record))[0]
-            body = chat_response(answer_id, created, model.name, update, num_top=num_top, new_parser=new_parser)
-            return await _send_json(send, body)
+            answers = (await self._whole([prepared]))[0]
+            body = chat_response(answer_id, created, model.name, answers, num_top=num_top, new_parser=new_parser)
+            return await _send_json(send, record, body)
         stream = ChatStream(
             answer_id,
             created,
             model.name,
-            generation.n,
+            prepared.n,
             num_top=num_top,
             include_usage=_include_usage(request),
-            parsers=[new_parser() for _ in range(generation.n)] if new_parser else (),
+            parsers=[new_parser() for _ in range(prepared.n)] if new_parser else (),
         )
-        await _send_stream(send, record, stream, lambda prompt, update: stream.update(update), updates)
+        chunks = self._chunks([prepared])
+        await _send_stream(send, record, stream, lambda prompt, chunk: stream.update(chunk), chunks)
 
     async def _completion(self, request: CompletionRequest, record: RequestRecord, send: Send) -> None:
         sampling = completion_sampling(request)
         model = await self.models.language_model(request.model)
         prompts = await self._in_thread(partial(completion_prompts, model, request))
-        generations = [_generation(model, request, sampling, prompt) for prompt in prompts]
+        prepared = [self._prepared(model, request, sampling, prompt) for prompt in prompts]
         echoes = [prompt.text if request.echo else "" for prompt in prompts]
         answer_id, created = f"cmpl-{uuid.uuid4().hex}", int(time.time())
         record.model = model.name
-        updates = self._updates(generations)
         if not request.stream:
-            found = await _whole(updates, len(prompts), record)
-            body = completion_response(answer_id, created, model.name, found, echoes=echoes, num_top=request.logprobs)
-            return await _send_json(send, body)
+            answers = await self._whole(prepared)
+            body = completion_response(answer_id, created, model.name, answers, echoes=echoes, num_top=request.logprobs)
+            return await _send_json(send, record, body)
         stream = CompletionStream(
             answer_id,
             created,
             model.name,
-            generations[0].n,
+            prepared[0].n,
             echoes=echoes,
             num_top=request.logprobs,
             include_usage=_include_usage(request),
         )
-        await _send_stream(send, record, stream, stream.update, updates)
+        await _send_stream(send, record, stream, stream.update, self._chunks(prepared))
 
-    def _updates(self, generations: Sequence[Generation]) -> AsyncIterator[tuple[int, Update]]:
-        return _merged([generate(self.triton, generation, self.request_s) for generation in generations])
+    def _prepared(
+        self, model: LanguageModel, request: Sampling, sampling: Mapping[str, Any], prompt: Prompt
+    ) -> Prepared:
+        limit_s = self.request_s if request.deadline_ms is None else min(self.request_s, request.deadline_ms / 1e3)
+        tensors = {"priority": request.priority, "client": request.user, "cache_salt": request.cache_salt}
+        return Prepared(model, prompt, sampling, tensors, limit_s)
+
+    async def _whole(self, requests: Sequence[Prepared]) -> list[Sequence[Chunk]]:
+        """Returns the answers to each prompt."""
+        turns = asyncio.Semaphore(_PROMPTS_AT_ONCE)
+
+        async def one(request: Prepared) -> Sequence[Chunk]:
+            async with turns:
+                try:
+                    return (await self.triton.generate(**request.arguments())).answers
+                except ClientError as error:
+                    raise error_from_client(error) from None
+
+        return await all_or_none([one(request) for request in requests])
+
+    def _chunks(self, requests: Sequence[Prepared]) -> AsyncGenerator[tuple[int, Chunk]]:
+        return _merged([self._stream(number, request) for number, request in enumerate(requests)])
+
+    async def _stream(self, number: int, request: Prepared) -> AsyncGenerator[tuple[int, Chunk]]:
+        """Yields an answer's chunks with the number of its prompt; ending the iteration early cancels the request."""
+        try:
+            async with self.triton.astream(**request.arguments()) as chunks:
+                async for chunk in chunks:
+                    yield number, chunk
+        except ClientError as error:
+            raise error_from_client(error) from None
 
     def _in_thread(self, work: Callable[[], Result]) -> Awaitable[Result]:
         return asyncio.get_running_loop().run_in_executor(self.executor, work)
-
-
-def _generation(model: LanguageModel, request: Sampling, sampling: dict[str, Any], prompt: Prompt) -> Generation:
-    return Generation(
-        model=model.name,
-        version=model.version,
-        request_id=uuid.uuid4().hex,
-        input_ids=prompt.token_ids,
-        sampling=sampling,
-        stream=bool(request.stream),
-        logprobs="logprobs" in sampling,
-        options=options(request),
-    )
 
 
 def _parser_maker(request: ChatRequest, prompt: Prompt) -> Callable[[], ToolParser] | None:
@@ -190,67 +233,64 @@ def _include_usage(request: Sampling) -> bool:
     return bool(request.stream_options and request.stream_options.include_usage)
 
 
-async def _merged(sources: Sequence[AsyncIterator[Update]]) -> AsyncIterator[tuple[int, Update]]:
-    """Yields what any of the sources yields, with its number; the first error ends all."""
-    if len(sources) == 1:
-        async with aclosing(sources[0]) as only:  # type: ignore[type-var]
-            async for update in only:
-                yield 0, update
-        return
-    queue: asyncio.Queue[tuple[int, Update] | BaseException | None] = asyncio.Queue()
-
-    turns = asyncio.Semaphore(_PROMPTS_AT_ONCE)
-
-    async def pump(number: int, source: AsyncIterator[Update]) -> None:
-        try:
-            async with turns, aclosing(source) as updates:  # type: ignore[type-var]
-                async for update in updates:
-                    queue.put_nowait((number, update))
-            queue.put_nowait(None)
-        except Exception as error:
-            queue.put_nowait(error)
-
-    tasks = [asyncio.create_task(pump(number, source)) for number, source in enumerate(sources)]
+async def all_or_none(work: Sequence[Coroutine[Any, Any, Result]]) -> list[Result]:
+    """Runs everything side by side; the first error, or a cancel, ends the others."""
+    tasks = [asyncio.create_task(one) for one in work]
     try:
-        running = len(tasks)
-        while running:
-            found = await queue.get()
-            if found is None:
-                running -= 1
-            elif isinstance(found, BaseException):
-                raise found
-            else:
-                yield found
+        return list(await asyncio.gather(*tasks))
     finally:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def _whole(updates: AsyncIterator[tuple[int, Update]], num_prompts: int, record: RequestRecord) -> list[Update]:
-    """Returns the one response to each prompt."""
-    found: dict[int, Update] = {}
-    async with aclosing(updates) as all_updates:  # type: ignore[type-var]
-        async for prompt, update in all_updates:
-            found[prompt] = update
-    record.usage = sum((Usage.of(update) for update in found.values()), Usage())
-    record.note_first_token()
-    if len(found) < num_prompts:
-        raise internal_error("a stream ended without a response")
-    return [found[prompt] for prompt in range(num_prompts)]
+async def _merged(sources: Sequence[AsyncGenerator[tuple[int, Chunk]]]) -> AsyncGenerator[tuple[int, Chunk]]:
+    """Yields what any of the sources yields; the first error ends all."""
+    if len(sources) == 1:
+        async with aclosing(sources[0]) as only:
+            async for found in only:
+                yield found
+        return
+    queue: asyncio.Queue[tuple[int, Chunk] | Exception | None] = asyncio.Queue()
+    turns = asyncio.Semaphore(_PROMPTS_AT_ONCE)
+
+    async def pump(source: AsyncGenerator[tuple[int, Chunk]]) -> None:
+        try:
+            async with turns, aclosing(source) as chunks:
+                async for found in chunks:
+                    queue.put_nowait(found)
+            queue.put_nowait(None)
+        except Exception as error:
+            queue.put_nowait(error)
+
+    tasks = [asyncio.create_task(pump(source)) for source in sources]
+    try:
+        running = len(tasks)
+        while running:
+            item = await queue.get()
+            if item is None:
+                running -= 1
+            elif isinstance(item, Exception):
+                raise item
+            else:
+                yield item
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def _send_stream(
     send: Send,
     record: RequestRecord,
     stream: Stream,
-    events: Callable[[int, Update], bytes],
-    updates: AsyncIterator[tuple[int, Update]],
+    events: Callable[[int, Chunk], bytes],
+    chunks: AsyncGenerator[tuple[int, Chunk]],
 ) -> None:
     """Sends events as they come. Nothing is sent before the first: until then an error has a status of its own."""
-    async with aclosing(updates) as all_updates:  # type: ignore[type-var]
-        async for prompt, update in all_updates:
-            data = events(prompt, update)
+    async with aclosing(chunks) as all_chunks:
+        async for prompt, chunk in all_chunks:
+            data = events(prompt, chunk)
             if not record.is_stream:
                 record.note_first_token()
                 await send({"type": "http.response.start", "status": 200, "headers": list(_EVENT_STREAM)})
@@ -262,7 +302,11 @@ async def _send_stream(
     await send({"type": "http.response.body", "body": stream.finish()})
 
 
-async def _send_json(send: Send, data: dict[str, Any]) -> None:
+async def _send_json(send: Send, record: RequestRecord, data: dict[str, Any]) -> None:
+    used = data["usage"]
+    cached = used["prompt_tokens_details"]["cached_tokens"]
+    record.usage = Usage(used["prompt_tokens"], used["completion_tokens"], cached)
+    record.note_first_token()
     body = json.dumps(data, separators=(",", ":")).encode()
     headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
     await send({"type": "http.response.start", "status": 200, "headers": headers})

@@ -13,14 +13,15 @@ from typing import Any, cast
 
 from backends.llm.engine.load import stored_settings
 from backends.llm.tokenizers import Tokenizer, load_tokenizer
-from clients.openai_server.errors import ApiError, model_not_found
-from clients.openai_server.triton import Triton
+from clients.async_grpc import AsyncGrpcClient
+from clients.errors import ClientError
+from clients.openai_server.errors import ApiError, error_from_client, model_not_found
 from compiler.errors import ModelkilnError
 
+Json = dict[str, Any]
 log = logging.getLogger("modelkiln.openai")
 
 _FRESH_S = 2.0  # how long the list of models is taken as it is
-_TYPE_STRING, _TYPE_FP32 = 13, 11  # inference::DataType
 
 
 @dataclass(frozen=True)
@@ -76,7 +77,7 @@ Model = LanguageModel | EmbeddingModel
 class Models:
     """What is served now. The list follows Triton: it is asked again when the last answer is two seconds old."""
 
-    def __init__(self, triton: Triton, repository: Path) -> None:
+    def __init__(self, triton: AsyncGrpcClient, repository: Path) -> None:
         self._triton = triton
         self._repository = repository
         self._versions: Mapping[str, str] = {}
@@ -134,38 +135,37 @@ class Models:
         return self._refreshing
 
     async def _ask(self) -> None:
-        await self._triton.check_live()
-        names = await asyncio.to_thread(_model_names, self._repository)
-        found = await asyncio.gather(*(self._triton.newest_version(name) for name in names))
-        versions = {name: version for name, version in zip(names, found, strict=True) if version is not None}
-        for key in versions.items():
-            if key not in self._models:
-                config = await self._triton.config(*key)
-                self._models[key] = await asyncio.to_thread(_model_from_config, self._repository, *key, config)
+        try:
+            # Statistics are of all versions that are loaded; Triton's own list is closed where models are restarted.
+            loaded = [(str(entry["name"]), str(entry["version"])) for entry in await self._triton.statistics("")]
+            versions = dict(sorted(loaded, key=lambda key: (key[0], int(key[1]))))  # the newest of each
+            for key in versions.items():
+                if key not in self._models:
+                    config = await self._triton.config(*key)
+                    self._models[key] = await asyncio.to_thread(_model_from_config, self._repository, *key, config)
+        except ClientError as error:
+            raise error_from_client(error) from None
         self._models = {key: self._models[key] for key in versions.items()}
         self._versions = versions
         self._asked_at = time.monotonic()
 
 
-def _model_names(repository: Path) -> list[str]:
-    return sorted(folder.name for folder in repository.iterdir() if folder.is_dir())
-
-
-def _model_from_config(repository: Path, name: str, version: str, config: Any) -> Model | None:
+def _model_from_config(repository: Path, name: str, version: str, config: Json) -> Model | None:
     """Returns a model, or None for one that this API has no use for."""
     folder = repository / name / version
     created = int(folder.stat().st_mtime) if folder.is_dir() else 0
-    if "text_output" in {o.name for o in config.output} and "input_ids" in {i.name for i in config.input}:
+    inputs, outputs = config.get("input", []), config.get("output", [])
+    if "text_output" in {o["name"] for o in outputs} and "input_ids" in {i["name"] for i in inputs}:
         return _language_model(folder, name, version, created)
-    needed = [i for i in config.input if not i.optional]
-    is_text = len(needed) == 1 and needed[0].data_type == _TYPE_STRING and all(d in (1, -1) for d in needed[0].dims)
-    is_vector = len(config.output) == 1 and config.output[0].data_type == _TYPE_FP32 and len(config.output[0].dims) > 0
-    if not (is_text and is_vector):
+    needed = [i for i in inputs if not i.get("optional")]
+    if len(needed) != 1 or len(outputs) != 1 or outputs[0]["data_type"] != "TYPE_FP32":
         return None
-    batches = config.max_batch_size > 0
-    extra = tuple(needed[0].dims) if batches else tuple(needed[0].dims)[1:]
-    dims = (1,) * len(extra)
-    return EmbeddingModel(name, version, created, needed[0].name, config.output[0].name, config.max_batch_size, dims)
+    dims = [int(dim) for dim in needed[0]["dims"]]
+    if needed[0]["data_type"] != "TYPE_STRING" or any(dim not in (1, -1) for dim in dims):
+        return None
+    max_batch_size = int(config.get("max_batch_size", 0))
+    extra = (1,) * (len(dims) if max_batch_size else len(dims) - 1)
+    return EmbeddingModel(name, version, created, needed[0]["name"], outputs[0]["name"], max_batch_size, extra)
 
 
 def _language_model(folder: Path, name: str, version: str, created: int) -> LanguageModel | None:

@@ -1,4 +1,4 @@
-"""A request's fields as the engine's sampling parameters and options. Pure."""
+"""A request's fields as the engine's sampling parameters. Pure."""
 
 from __future__ import annotations
 
@@ -53,16 +53,6 @@ def completion_sampling(request: CompletionRequest) -> dict[str, Any]:
     if request.logprobs is not None:
         found["logprobs"] = request.logprobs
     return found
-
-
-def options(request: Sampling) -> dict[str, Any]:
-    """Returns the inputs beside the sampling parameters."""
-    return {
-        "priority": request.priority,
-        "client": request.user,
-        "cache_salt": request.cache_salt,
-        "deadline_ms": None if request.deadline_ms is None else float(request.deadline_ms),
-    }
 
 
 def _sampling(request: Sampling, max_tokens: int) -> dict[str, Any]:

@@ -103,7 +103,13 @@ def write_tiny_llm(folder: Path) -> None:
 
 
 def write_repository(repository: Path) -> None:
-    inputs = {"input_ids": "INT32", "stream": "BOOL", "sampling_parameters": "STRING", "priority": "INT32"}
+    inputs = {
+        "text_input": "STRING",
+        "input_ids": "INT32",
+        "stream": "BOOL",
+        "sampling_parameters": "STRING",
+        "priority": "INT32",
+    }
     inputs |= {"client": "STRING", "cache_salt": "STRING", "deadline_ms": "FP32", "exclude_input_in_output": "BOOL"}
     returned = ("finish_reason", "logprobs", "num_input_tokens", "num_output_tokens", "num_cached_tokens")
     inputs |= {f"return_{name}": "BOOL" for name in returned}

@@ -20,6 +20,7 @@ from openai import AsyncOpenAI, BadRequestError, InternalServerError, OpenAI, Ra
 
 from backends.llm import LLMEngine, SamplingParams
 from tests.clients.openai_server.conftest import MAX_NUM_SEQS, MAX_WAITING
+from tests.clients.openai_server.http_calls import call
 from tests.serving import Served
 
 QUESTION: Any = [{"role": "user", "content": "Name three colours."}]
@@ -232,6 +233,15 @@ def test_f09_a_client_that_leaves_ends_its_generation(front: Served, client: Ope
     for connection in connections:
         connection.close()
     _wait_for(lambda: _is_answered(client))
+    _wait_for(lambda: _metric(front, "vllm:num_requests_running") + _metric(front, "vllm:num_requests_waiting") == 0)
+    _wait_for(lambda: _metric(front, "vllm:kv_cache_usage_perc") == 0)  # every block is free again
+
+
+def _metric(front: Served, name: str) -> float:
+    """The value of a metric of the engine, as the front end passes it on from Triton."""
+    text = call(front, "GET", "/metrics").body.decode()
+    (value,) = re.findall(rf"^{re.escape(name)}\{{[^}}]*\}} (\S+)$", text, re.M)
+    return float(value)
 
 
 def _wait_for_statuses(connections: list[socket.socket], status: int, count: int) -> None:
