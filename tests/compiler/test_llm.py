@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -51,6 +53,42 @@ def test_a_published_model_says_what_it_is_and_how_well_it_was_proved(published,
     config = (repository / "smollm2" / "config.pbtxt").read_text()
     assert 'key: "default_deadline_ms"' in config and 'string_value: "90000"' in config
     assert 'backend: "llm"' in config and "decoupled: true" in config
+
+
+def verify(*arguments: object):
+    return CliRunner().invoke(main, ["verify", *map(str, arguments)])
+
+
+def test_it_is_proved_again_from_its_own_files(published):
+    repository, result = published
+    done = verify("smollm2", "-r", repository, "--json")
+    assert done.exit_code == 0, done.output
+    again = json.loads(done.stdout)
+    built = result["manifest"]["llm"]["parity"]
+    assert again["passed"] and again["parity"]["num_positions"] == built["num_positions"]
+    assert again["parity"]["nmse"] < 1e-8 and again["parity"]["agreement"] == 1.0
+    assert verify("smollm2", "-r", repository, "--spec", "x.yaml").exit_code == 2
+
+
+def test_another_model_or_damage_is_not_proved_again(published, tmp_path, monkeypatch):
+    """A runner that computes something else fails, and files that changed are not even opened."""
+    from backends.llm.runners.openvino import OpenVinoRunner
+
+    repository = tmp_path / "repository"
+    shutil.copytree(published[0], repository, copy_function=os.link)
+    execute = OpenVinoRunner.execute
+    monkeypatch.setattr(
+        OpenVinoRunner, "execute", lambda self, output: type(found := execute(self, output))(found.logits[:, ::-1])
+    )
+    monkeypatch.setattr("compiler.llm.parity.TEXTS", ("One sentence is enough here.",))
+    done = verify("smollm2", "-r", repository)
+    assert done.exit_code == 1 and "the normalised mean square error is" in done.output
+    settings = repository / "smollm2" / "1" / "engine.json"
+    text = settings.read_text()
+    settings.unlink()  # the other name of the file keeps its content
+    settings.write_text(text.replace("64", "65") + " ")
+    done = verify("smollm2", "-r", repository)
+    assert done.exit_code == 1 and "engine.json" in done.output
 
 
 def test_the_linter_passes_it(published):
