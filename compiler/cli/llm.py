@@ -28,7 +28,13 @@ from compiler.errors import UsageError
 @click.option("--weights", help="OpenVINO: u8_rows, u4, u8, bf16, f32 or stored.  [default: u8_rows]")
 @click.option("--kv-cache-precision", help="OpenVINO: auto or u8.  [default: auto]")
 @click.option("--exact", is_flag=True, default=None, help="OpenVINO: float32 throughout, to the token.")
-@click.option("--num-draft-tokens", type=click.IntRange(0, 64), help="Prompt lookup, where it pays.  [default: 0]")
+@click.option("--num-draft-tokens", type=click.IntRange(0, 64), help="Proposed for one request and step.  [default: 0]")
+@click.option(
+    "--draft-model",
+    type=click.Path(path_type=Path),
+    help="A smaller GGUF file of the same vocabulary, which proposes tokens where that pays (up to 4).  "
+    "[default: prompt lookup]",
+)
 @click.option("--num-threads", type=click.IntRange(1), help="Of OpenVINO.  [default: its own choice]")
 @click.option("--ready-within", metavar="TIME", help="Its start may take so long, as in 10s; `compile serve` measures.")
 @click.option("--force", is_flag=True, help="Publish a new version even where nothing changed.")

@@ -13,12 +13,13 @@ from typing import Any
 
 import backends.llm
 from backends.llm.capacity import num_parameters
+from backends.llm.engine.draft import DraftModel, open_draft
 from backends.llm.engine.load import SETTINGS_FILE, EngineSettings, engine_settings
 from backends.llm.loaders import LoadedModel, load_model
 from backends.llm.runners.base import ModelRunner
 from backends.llm.tokenizers import load_tokenizer
 from compiler.build_key import up_to_date
-from compiler.errors import ModelRefused
+from compiler.errors import ModelRefused, UsageError
 from compiler.fingerprint import inputs_fingerprint
 from compiler.llm.config import BACKEND, llm_config
 from compiler.llm.parity import (
@@ -39,6 +40,7 @@ from compiler.units import shown_bytes
 
 NUM_STAGES = 5
 WAITING_PER_SEQ = 8  # requests that may wait for each one that may run, unless --max-waiting says otherwise
+DRAFT_FILE = "draft.gguf"
 PACKAGES = ("openvino", "torch", "tokenizers", "numpy")
 EXAMPLE_LENGTHS = (256, 1024, 4096)
 
@@ -68,7 +70,9 @@ def compile_llm(
     started = time.monotonic()
     repository.check_publishable(name)
     settings = engine_settings(options)
-    files = _model_files(source)
+    files = _model_files(source, settings.draft_model)
+    if settings.draft_model is not None:
+        options = {**options, "draft_model": DRAFT_FILE}  # as it is called in the version's folder
     document: dict[str, Any] = {"name": name, "source": source.name, "engine": dict(options)}
     parameters = {} if default_deadline_ms is None else {"default_deadline_ms": f"{default_deadline_ms:g}"}
     if serving := {**parameters, **({} if ready_within is None else {"ready_within": ready_within})}:
@@ -90,6 +94,11 @@ def compile_llm(
         version.mkdir()
         with stage(f"build for {settings.runner}") as log:
             # Before the slow reference: a cache that holds no block, say, is told at once.
+            if settings.draft_model is not None:
+                draft = open_draft(settings, tokenizer, config)
+                draft.proposer(limit).close()
+                settings = draft.settings
+                log.note(_draft_line(draft))
             runner = _keeping_graphs(settings, graphs).open_runner(model)
             capacity = _capacity(runner, limit)
             log.note(_capacity_line(capacity))
@@ -163,12 +172,21 @@ def is_exact(settings: EngineSettings) -> bool:
     return settings.runner == "torch" or bool(settings.runner_options.exact)
 
 
-def _model_files(source: Path) -> dict[str, Path]:
+def _model_files(source: Path, draft: Path | None) -> dict[str, Path]:
     """Returns what is published of a model, by the name that it gets; the name of a GGUF file does not matter."""
+    if draft is not None and (draft.is_dir() or draft.suffix != ".gguf"):
+        raise UsageError(f"--draft-model is {draft}; allowed: a GGUF file")
+    drafts = {} if draft is None else {DRAFT_FILE: draft}
     if source.is_dir():
         kinds = ("*.json", "*.safetensors", "*.jinja", "*.model")
-        return {path.name: path for kind in kinds for path in sorted(source.glob(kind)) if path.is_file()}
-    return {"model.gguf": source}
+        own = {path.name: path for kind in kinds for path in sorted(source.glob(kind)) if path.is_file()}
+        return {**own, **drafts}
+    return {"model.gguf": source, **drafts}
+
+
+def _draft_line(draft: DraftModel) -> str:
+    parameters = num_parameters(draft.model.config)
+    return f"draft model: {parameters:,} parameters, {shown_bytes(draft.kv_cache_bytes)} of the KV cache's memory"
 
 
 def _capacity(runner: ModelRunner, max_model_len: int) -> dict[str, Any]:

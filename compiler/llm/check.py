@@ -44,13 +44,14 @@ def _folder_problems(folder: Path) -> list[str]:
         return [f"{version} has no {SETTINGS_FILE}, which compile llm writes"]
     try:
         stored = stored_settings(folder)
-        model = stored.pop("model", None)
+        model, draft = stored.pop("model", None), stored.get("draft_model")
         engine_settings(stored)
     except ModuleNotFoundError as error:
         return [f"{version}: its runner needs {error.name}, which is not installed"]
     except ModelkilnError as error:
         return [f"{version}: {error.message.replace(f'{folder}/', '')}"]
-    if model is not None:
-        return [] if (folder / model).is_file() else [f"{version} has no {model}"]
+    files = [name for name in (model, draft) if name is not None and not (folder / name).is_file()]
+    if model is not None or files:
+        return [f"{version} has no {name}" for name in files]
     missing = [name for name in ("config.json", "*.safetensors") if not any(folder.glob(name))]
     return [f"{version} has no {' and no '.join(missing)}"] if missing else []

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from backends.llm.engine.load import engine_settings, stored_settings
+from backends.llm.engine.load import settings_for
 from backends.llm.loaders import load_model
 from backends.llm.tokenizers import load_tokenizer
 from compiler.errors import RepositoryError
@@ -32,9 +32,7 @@ def verify_llm(repository: Repository, published: Published) -> LogitsReport:
     if problems := repository.damage(published):
         shown = f"{published.model} version {published.version}"
         raise RepositoryError(f"{shown}: {'; '.join(problems)}", hint="build it again: compile llm SOURCE --force")
-    options = stored_settings(published.folder)
-    path = published.folder / options.pop("model") if "model" in options else published.folder
-    settings = engine_settings(options)
+    path, settings = settings_for(published.folder, {})  # with the graph that it carries, where it does
     model = load_model(path)
     limit = min(settings.scheduler.max_model_len, model.config.max_position_embeddings)
     prompts = judged_prompts(load_tokenizer(path), limit)

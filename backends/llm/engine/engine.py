@@ -25,6 +25,7 @@ from backends.llm.sampling.answer import Answer, AnswerDelta
 from backends.llm.sampling.grammar import Grammars
 from backends.llm.sampling.ngram import NgramProposer
 from backends.llm.sampling.params import SamplingParams
+from backends.llm.sampling.proposer import Proposer
 from backends.llm.sampling.randomness import seed_from_request_id
 from backends.llm.sampling.sampler import Sampled
 from backends.llm.sampling.state import SamplerState
@@ -42,7 +43,8 @@ class LLMEngine:
         runner: the model and the paged cache; the engine closes it.
         tokenizer: of the model.
         config: the scheduler's limits; `max_model_len` is cut to what the model and the cache have.
-        num_draft_tokens: what prompt lookup may propose for one request in one step, where it pays; 0 is off.
+        num_draft_tokens: what may be proposed for one request in one step, where it pays; 0 is off.
+        proposer: who proposes, closed by the engine; None is prompt lookup.
         clock_ns: a monotonic clock, for deadlines.
     """
 
@@ -53,6 +55,7 @@ class LLMEngine:
         config: SchedulerConfig,
         *,
         num_draft_tokens: int = 0,
+        proposer: Proposer | None = None,
         clock_ns: Callable[[], int] = time.monotonic_ns,
     ) -> None:
         config = replace(config, max_model_len=min(config.max_model_len, runner.max_model_len))
@@ -65,7 +68,8 @@ class LLMEngine:
         self._groups: dict[str, Group] = {}
         self._grammars = Grammars(tokenizer, runner.vocab_size)
         self._step_times = StepCosts()
-        self._speculator = Speculator(NgramProposer(), num_draft_tokens) if num_draft_tokens else None
+        proposer = proposer or NgramProposer()
+        self._speculator = Speculator(proposer, num_draft_tokens, clock_ns) if num_draft_tokens else None
         self._num_steps = self._num_computed = self._num_output = 0
         self._num_generated = 0
 
@@ -268,6 +272,8 @@ class LLMEngine:
         for request_id in list(self._groups):
             self.abort(request_id)
         self._grammars.close()
+        if self._speculator:
+            self._speculator.close()
         self._runner.close()
 
     def _run(self, groups: Sequence[Group], progress: bool) -> None:

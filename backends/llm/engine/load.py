@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from backends.llm.engine.config import SchedulerConfig
+from backends.llm.engine.draft import open_draft
 from backends.llm.engine.engine import LLMEngine
 from backends.llm.loaders import LoadedModel, load_model
 from backends.llm.runners.base import ModelRunner
@@ -16,6 +17,7 @@ from backends.llm.tokenizers import load_tokenizer
 from compiler.errors import ModelRefused, UsageError, did_you_mean, one_of
 
 RUNNERS = ("openvino", "torch")
+DRAFT_MODEL_TOKENS = 4  # that a draft model proposes at most where nothing else is said
 SETTINGS_FILE = "engine.json"  # beside a model that `compile llm` published
 
 
@@ -26,12 +28,14 @@ class EngineSettings:
     Attributes:
         runner_options: OpenVinoOptions or TorchOptions.
         num_draft_tokens: see LLMEngine.
+        draft_model: a smaller model of the same vocabulary that proposes tokens; None is prompt lookup.
     """
 
     runner: str
     runner_options: Any
     scheduler: SchedulerConfig
     num_draft_tokens: int
+    draft_model: Path | None = None
 
     def open_runner(self, model: LoadedModel) -> ModelRunner:
         """Returns the runner with the model's weights in it."""
@@ -43,8 +47,9 @@ def engine_settings(options: Mapping[str, Any]) -> EngineSettings:
     """Checks options by name.
 
     Args:
-        options: `runner` ("openvino" or "torch"), `num_draft_tokens` (of LLMEngine), and the fields of
-            `SchedulerConfig` and of the runner's options.
+        options: `runner` ("openvino" or "torch"), `num_draft_tokens` (of LLMEngine), `draft_model` (a path; up to 4
+            tokens where `num_draft_tokens` is not given), and the fields of `SchedulerConfig` and of the runner's
+            options.
 
     Raises:
         UsageError: an option does not exist, or has a value that is not allowed.
@@ -53,7 +58,10 @@ def engine_settings(options: Mapping[str, Any]) -> EngineSettings:
     runner = rest.pop("runner", "openvino")
     if runner not in RUNNERS:
         raise UsageError(f"runner is '{runner}'; allowed: {one_of(RUNNERS)}")
-    num_draft_tokens = rest.pop("num_draft_tokens", 0)
+    draft_model = rest.pop("draft_model", None)
+    if draft_model is not None and not isinstance(draft_model, str | Path):
+        raise UsageError(f"draft_model is {draft_model!r}; allowed: the path of a model")
+    num_draft_tokens = rest.pop("num_draft_tokens", 0 if draft_model is None else DRAFT_MODEL_TOKENS)
     if type(num_draft_tokens) is not int or not 0 <= num_draft_tokens <= 64:
         raise UsageError(f"num_draft_tokens is {num_draft_tokens!r}; allowed: 0 to 64")
     options_class = _runner_parts(runner)[0]
@@ -61,14 +69,15 @@ def engine_settings(options: Mapping[str, Any]) -> EngineSettings:
     runner_names = {field.name for field in fields(options_class)}
     for name in rest:
         if name not in scheduler_names | runner_names:
-            allowed = scheduler_names | runner_names | {"runner", "num_draft_tokens"}
+            allowed = scheduler_names | runner_names | {"runner", "num_draft_tokens", "draft_model"}
             raise UsageError(f"there is no option '{name}'{did_you_mean(name, allowed)}; allowed: {one_of(allowed)}")
     try:
         scheduler = SchedulerConfig(**{name: value for name, value in rest.items() if name in scheduler_names})
     except ValueError as error:
         raise UsageError(str(error)) from None
     runner_options = options_class(**{name: value for name, value in rest.items() if name in runner_names})
-    return EngineSettings(runner, runner_options, scheduler, num_draft_tokens)
+    path = None if draft_model is None or not num_draft_tokens else Path(draft_model)
+    return EngineSettings(runner, runner_options, scheduler, num_draft_tokens, path)
 
 
 def load_engine(path: Path, engine_config: Mapping[str, Any]) -> LLMEngine:
@@ -81,15 +90,37 @@ def load_engine(path: Path, engine_config: Mapping[str, Any]) -> LLMEngine:
     Raises:
         ModelkilnError: a model that cannot be read, or an option that does not exist or fit.
     """
+    model_path, settings = settings_for(path, engine_config)
+    tokenizer = load_tokenizer(model_path)
+    model = load_model(model_path)
+    draft = None if settings.draft_model is None else open_draft(settings, tokenizer, model.config)
+    if draft is not None:
+        settings = draft.settings
+    runner = settings.open_runner(model)
+    try:
+        proposer = draft.proposer(min(settings.scheduler.max_model_len, runner.max_model_len)) if draft else None
+    except BaseException:
+        runner.close()
+        raise
+    return LLMEngine(
+        runner, tokenizer, settings.scheduler, num_draft_tokens=settings.num_draft_tokens, proposer=proposer
+    )
+
+
+def settings_for(path: Path, engine_config: Mapping[str, Any]) -> tuple[Path, EngineSettings]:
+    """Returns where a model's weights are, and its settings with those that a published version carries.
+
+    Raises:
+        ModelkilnError: an option does not exist or fit, or what the version says is damaged.
+    """
     stored = stored_settings(path)
     model_path = path / stored.pop("model") if "model" in stored else path
+    if "draft_model" in stored:
+        stored["draft_model"] = path / stored["draft_model"]
     options = {**stored, **engine_config}
     if stored and options.get("runner", "openvino") == "openvino":
         options.setdefault("graph_dir", path)  # the graph that was proved may be there
-    settings = engine_settings(options)
-    tokenizer = load_tokenizer(model_path)
-    runner = settings.open_runner(load_model(model_path))
-    return LLMEngine(runner, tokenizer, settings.scheduler, num_draft_tokens=settings.num_draft_tokens)
+    return model_path, engine_settings(options)
 
 
 def stored_settings(path: Path) -> dict[str, Any]:
@@ -107,9 +138,10 @@ def stored_settings(path: Path) -> dict[str, Any]:
         raise ModelRefused(f"{file} is not valid JSON: {error}") from None
     if not isinstance(stored, dict):
         raise ModelRefused(f"{file} holds no object")
-    model = stored.get("model")
-    if model is not None and (not isinstance(model, str) or Path(model).name != model):
-        raise ModelRefused(f"{file}: 'model' is {model!r}; allowed: the name of a file beside it")
+    for key in ("model", "draft_model"):
+        name = stored.get(key)
+        if name is not None and (not isinstance(name, str) or Path(name).name != name):
+            raise ModelRefused(f"{file}: '{key}' is {name!r}; allowed: the name of a file beside it")
     return stored
 
 

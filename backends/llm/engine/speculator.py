@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from backends.llm.engine.outputs import RequestId, SchedulerOutput
 from backends.llm.engine.sequences import Sequence
@@ -16,10 +16,12 @@ class Speculator:
     Args:
         proposer: where drafts come from.
         max_drafts: draft tokens that one request gets in one step at the most.
+        clock_ns: what proposing takes is timed, for a draft model's steps count too.
     """
 
-    def __init__(self, proposer: Proposer, max_drafts: int) -> None:
+    def __init__(self, proposer: Proposer, max_drafts: int, clock_ns: Callable[[], int]) -> None:
         self._proposer = proposer
+        self._clock_ns = clock_ns
         self.controller = SpeculationController(max_drafts)
         self._known: set[RequestId] = set()
 
@@ -45,7 +47,11 @@ class Speculator:
         """Gives each of the sequences that decode its draft for the next step, an empty one where it does not pay."""
         known = [request_id for request_id in decoding if request_id in self._known]
         plan = self.controller.plan(known)
-        for request_id, draft in self._proposer.propose(plan).items():
+        started_ns = self._clock_ns()
+        drafts = self._proposer.propose(plan)
+        seconds = (self._clock_ns() - started_ns) / 1e9
+        self.controller.observe_proposal(sum(len(draft.token_ids) for draft in drafts.values()), seconds)
+        for request_id, draft in drafts.items():
             sequence = sequences[request_id]
             matcher = sequence.sampler.matcher
             # What the grammar does not allow is not worth its time in the step.
@@ -56,3 +62,7 @@ class Speculator:
         self._known.discard(request_id)
         self._proposer.remove(request_id)
         self.controller.remove(request_id)
+
+    def close(self) -> None:
+        """Frees the proposer."""
+        self._proposer.close()

@@ -97,3 +97,7 @@ class NgramProposer:
     def remove(self, request_id: RequestId) -> None:
         """Forgets a request, also one that is not known."""
         self._indexes.pop(request_id, None)
+
+    def close(self) -> None:
+        """Has nothing to free but the texts."""
+        self._indexes.clear()

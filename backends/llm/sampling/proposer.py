@@ -56,3 +56,7 @@ class Proposer(Protocol):
     def remove(self, request_id: RequestId) -> None:
         """Forgets a request."""
         ...
+
+    def close(self) -> None:
+        """Frees what it has; nothing is asked of it any more."""
+        ...

@@ -157,12 +157,12 @@ class SpeculationController:
         num_proposals: how often a request had any in a step.
     """
 
-    def __init__(self, max_drafts: int, *, draft_token_s: float = 0.0) -> None:
+    def __init__(self, max_drafts: int) -> None:
         self.num_drafts = 0
         self.num_accepted = 0
         self.num_proposals = 0
         self._max_drafts = max_drafts
-        self._draft_token_s = draft_token_s
+        self._draft_token_s = 0.0
         self._times = StepTimes()
         self._num_plans = 0
         self._rates: dict[RequestId, AcceptanceRate] = {}
@@ -194,6 +194,13 @@ class SpeculationController:
     def observe_step(self, num_tokens: int, seconds: float) -> None:
         """Takes the time of a step that had decodes and drafts only."""
         self._times.observe(num_tokens, seconds)
+
+    def observe_proposal(self, num_tokens: int, seconds: float) -> None:
+        """Takes the time in which so many draft tokens were proposed; as of steps, the quick ones count."""
+        if num_tokens:
+            each = seconds / num_tokens
+            known = self._draft_token_s
+            self._draft_token_s = min(each, known + _UP * (each - known)) if known else each
 
     def remove(self, request_id: RequestId) -> None:
         """Forgets a request, also one that is not known."""

@@ -301,6 +301,8 @@ class Liar:
 
     def remove(self, request_id): ...
 
+    def close(self): ...
+
     def propose(self, num_drafts):
         from backends.llm.sampling.proposer import Draft
 

@@ -339,7 +339,7 @@ def test_hostile_grammars_end_with_a_typed_error_or_an_answer(name, bytewise):
         assert "structured_outputs" in str(error)
 
 
-@pytest.mark.parametrize("model", ["smollm2", "gemma3"])
+@pytest.mark.parametrize("model", ["smollm2", pytest.param("gemma3", marks=pytest.mark.soak)])
 def test_vocabularies_of_real_models(model, request):
     """Every token's bytes are known to the library, special tokens are out of reach, text keeps its tokens."""
     tokenizer = load_tokenizer(request.getfixturevalue(model))
