@@ -123,6 +123,8 @@ def test_f07_the_linter_refuses_a_config_that_would_not_serve(old, new, words, t
         ('{"model": "gone.gguf"}', "version 1 has no gone.gguf"),
         ('{"weights": "int3"}', "weights is 'int3'; allowed"),
         ("{}", "version 1 has no config.json and no *.safetensors"),
+        ('{"draft_model": "draft.gguf"}', "version 1 has no draft.gguf"),
+        ('{"draft_model": "../draft.gguf"}', "'draft_model' is '../draft.gguf'; allowed: the name of a file"),
     ],
 )
 def test_the_linter_knows_what_a_version_folder_needs(settings, words, tmp_path):
@@ -158,6 +160,7 @@ def test_a_published_folder_opens_as_it_was_published(published):
     [
         (["--weights", "int3"], "weights is 'int3'; allowed"),
         (["--kv-cache-memory", "lots"], "--kv-cache-memory is 'lots'"),
+        (["--draft-model", "folder"], "--draft-model is folder; allowed: a GGUF file"),
         (["--max-num-seqs", "600"], "max_num_batched_tokens is 512, less than max_num_seqs 600"),
         (["--kv-cache-memory", "1KiB"], "one block takes"),
     ],

@@ -21,6 +21,7 @@ Ids = npt.NDArray[np.int64]
 _GROUPS = 512  # groups whose maxima bound the k-th largest value
 _BLOCK = 256  # weights summed at once when one is drawn
 _FEW = 1024  # values that are sorted without a histogram
+_LARGE_SHARE = 1e-4  # of the sum; finding the places of many values costs more than all exponentials
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +84,8 @@ def token_distribution(logits: Floats, params: SamplingParams) -> Distribution:
     temperature = np.float32(min(max(params.temperature, 1e-30), 1e30))  # beyond, a float32 is 0 or infinite
     with np.errstate(over="ignore"):  # far below the largest is -inf, and so 0
         weights = logits - logits.max()  # in place from here on: one array of the vocabulary's size is enough
-        weights *= np.float32(1) / temperature
+        if temperature != 1:
+            weights *= np.float32(1) / temperature
     np.exp(weights, out=weights)
     if params.min_p > 0:
         kept = np.flatnonzero(weights >= params.min_p)  # the largest weight is 1
@@ -120,14 +122,20 @@ def _all_ids(size: int) -> Ids:
 def _nucleus(weights: Floats, top_p: float) -> Ids:
     """Returns the ascending indices of the fewest largest weights that hold `top_p` of the sum.
 
-    Weights so small that all of them together could not fill 1 - top_p are left out before anything is sorted.
+    Mostly they are among the few that are large. Else weights so small that all of them together could not fill
+    1 - top_p are left out before anything is sorted.
     """
     total = float(weights.sum())
-    smallest, surplus = _edge(weights[weights >= (1 - top_p) * total / len(weights)], top_p * total)
-    kept = weights >= smallest
+    candidates = np.flatnonzero(weights >= _LARGE_SHARE * total)
+    values = weights[candidates]
+    if float(values.sum(dtype=np.float64)) < top_p * total:  # a flat distribution: more of them are needed
+        candidates = np.flatnonzero(weights >= min(_LARGE_SHARE, (1 - top_p) / len(weights)) * total)
+        values = weights[candidates]
+    smallest, surplus = _edge(values, top_p * total)
+    kept = values >= smallest
     if surplus:
-        kept[np.flatnonzero(weights == smallest)[-surplus:]] = False
-    return np.flatnonzero(kept)
+        kept[np.flatnonzero(values == smallest)[-surplus:]] = False
+    return candidates[kept]
 
 
 def _edge(values: Floats, mass: float) -> tuple[np.float32, int]:

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from backends.llm.errors import LogitsError
 from backends.llm.sampling.acceptance import verify_certain, verify_drawn
-from backends.llm.sampling.distribution import draw, token_distribution
+from backends.llm.sampling.distribution import Distribution, Ids, draw, token_distribution
 from backends.llm.sampling.logprobs import TokenLogprobs, token_logprobs
 from backends.llm.sampling.proposer import NO_DRAFT, Draft
 from backends.llm.sampling.randomness import Purpose
@@ -115,17 +115,21 @@ def _choose(logits: Floats, winner: int, request: SampleRequest, row: int) -> tu
     state = request.state
     drafts = request.draft
     draft_token_id = drafts.token_ids[row] if row < len(drafts.token_ids) else None
+    token_ids: Ids | None = None  # what the places of `logits` stand for, where they are fewer than the vocabulary
     if state.adjusts or not _is_unmasked(request, row, winner):
-        logits = _adjusted(logits, request, row)
-        winner = int(logits.argmax())
-        if not np.isfinite(logits[winner]):
+        logits, token_ids = _adjusted(logits, request, row)
+        place = int(logits.argmax()) if len(logits) else 0
+        if not len(logits) or not np.isfinite(logits[place]):
             raise LogitsError(
                 f"no token is left to choose from; min_tokens {state.params.min_tokens} still bans those that end the "
                 "answer, and a grammar may allow no others"
             )
+        winner = place if token_ids is None else int(token_ids[place])
     if state.params.greedy:
         return winner, winner == draft_token_id
     target = token_distribution(logits, state.params)
+    if token_ids is not None:
+        target = Distribution(token_ids[target.token_ids], target.weights)
     if draft_token_id is None:
         return draw(target, state.uniform(Purpose.TOKEN)), False
     if drafts.probabilities is None:
@@ -143,12 +147,21 @@ def _is_unmasked(request: SampleRequest, row: int, winner: int) -> bool:
     return request.state.params.greedy and word < mask.shape[1] and bool(mask[row, word] >> winner % 32 & 1)
 
 
-def _adjusted(logits: Floats, request: SampleRequest, row: int) -> Floats:
-    """Returns a copy with the grammar's mask and what the parameters change."""
-    logits = logits.copy()
-    if request.allowed_tokens is not None:
-        words = np.ascontiguousarray(request.allowed_tokens[row]).view(np.uint8)
-        allowed = np.unpackbits(words, count=len(logits), bitorder="little").view(bool)
-        logits[~allowed] = -np.inf
-    request.state.adjust(logits)
-    return logits
+def _adjusted(logits: Floats, request: SampleRequest, row: int) -> tuple[Floats, Ids | None]:
+    """Returns a copy with what the parameters change, and only what a grammar allows.
+
+    Returns:
+        The logits; and the ascending tokens that they are of, or None where they are of all. A grammar often allows
+        few tokens, and all that follows is in proportion to them.
+    """
+    if request.state.adjusts:
+        logits = logits.copy()
+        request.state.adjust(logits)
+    if request.allowed_tokens is None:
+        return logits, None
+    words = np.ascontiguousarray(request.allowed_tokens[row]).view(np.uint8)
+    allowed = np.unpackbits(words, count=len(logits), bitorder="little").view(bool)
+    if np.count_nonzero(allowed) > len(logits) // 8:  # picking many costs more than it saves
+        return np.where(allowed, logits, np.float32(-np.inf)), None
+    token_ids = np.flatnonzero(allowed)
+    return logits[token_ids], token_ids
