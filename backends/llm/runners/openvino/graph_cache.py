@@ -1,6 +1,7 @@
-"""Built graphs on disk. A graph that is read from there is mapped, not loaded, so that weights are in memory once.
+"""Built graphs on disk, to be mapped: the plugin packs a copy of the weights, and what it packed them from can go then.
 
-Two places: a cache, which fills itself, and a published version, which carries the graph that was proved.
+Three places: a cache, which fills itself; a published version, which carries the graph that was proved; and, without
+either, a temporary file that has no name any more.
 """
 
 from __future__ import annotations
@@ -19,13 +20,42 @@ import openvino as ov
 from backends.llm.loaders.base import LoadedModel
 from backends.llm.runners.openvino.attention import set_head_sizes
 from backends.llm.runners.openvino.graph import build_graph
-from backends.llm.runners.openvino.options import WeightFormat
+from backends.llm.runners.openvino.options import OpenVinoOptions, WeightFormat
 from compiler.errors import ModelRefused
 
 log = logging.getLogger(__name__)
 
 _FILE = "decoder.xml"  # with decoder.bin beside it
 _CARRIED = "graph-"  # KEY.xml and KEY.bin
+
+
+def open_graph(model: LoadedModel, form: WeightFormat, options: OpenVinoOptions) -> tuple[ov.Model, Path | None]:
+    """Returns the graph of a model in a form, and the folder of the file that it is mapped from.
+
+    Raises:
+        ModelRefused: what is in the cache cannot be read.
+    """
+    if options.graph_dir is not None:
+        carried = carried_graph(model, form, Path(options.graph_dir))
+        if carried is not None:
+            return carried, Path(options.graph_dir)
+    if options.cache_dir is not None:
+        return cached_graph(model, form, Path(options.cache_dir)), Path(options.cache_dir)
+    return temporary_graph(model, form)
+
+
+def temporary_graph(model: LoadedModel, form: WeightFormat) -> tuple[ov.Model, Path | None]:
+    """Returns a graph mapped from a file without a name, and where it was; in memory where there is no room for it."""
+    graph = build_graph(model, form)
+    try:
+        with tempfile.TemporaryDirectory(prefix="modelkiln-graph-") as name:
+            if shutil.disk_usage(name).free < 2 * _constant_bytes(graph):
+                return graph, None
+            place = Path(name) / _FILE
+            ov.save_model(graph, place, compress_to_fp16=False)
+            return _read(place, model), Path(name)
+    except OSError:
+        return graph, None
 
 
 def cached_graph(model: LoadedModel, form: WeightFormat, folder: Path) -> ov.Model:
@@ -79,6 +109,10 @@ def _read(path: Path, model: LoadedModel) -> ov.Model:
         if node.get_type_name() == "PagedAttentionExtension":
             set_head_sizes(node, model.config)  # not kept in the file
     return graph
+
+
+def _constant_bytes(graph: ov.Model) -> int:
+    return sum(int(node.get_byte_size()) for node in graph.get_ops() if node.get_type_name() == "Constant")
 
 
 def _key(model: LoadedModel, form: WeightFormat) -> str:

@@ -27,8 +27,8 @@ class OpenVinoOptions:
         batch_invariant: the same tokens give the same logits, to the bit, alone or in a batch, in chunks or whole,
             after a preemption or from the prefix cache. Prompts take longer (docs/measured.md).
         num_threads: 0 is OpenVINO's own choice.
-        cache_dir: where the built graph is kept, about as large as the model; it loads faster from there and takes less
-            memory. None builds it each time.
+        cache_dir: where the built graph is kept, about as large as the model; it loads faster from there. None builds
+            it each time, in a temporary file.
         graph_dir: of a published version, which may carry its built graph; it goes before `cache_dir`.
     """
 

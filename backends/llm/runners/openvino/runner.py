@@ -14,8 +14,8 @@ import openvino as ov
 
 from backends.llm.engine.outputs import BlockId, ModelRunnerOutput, RequestId, ScheduledRequest, SchedulerOutput
 from backends.llm.loaders.base import LoadedModel
-from backends.llm.runners.openvino.graph import build_graph
-from backends.llm.runners.openvino.graph_cache import cached_graph, carried_graph
+from backends.llm.runners.openvino.graph_cache import open_graph
+from backends.llm.runners.openvino.memory import give_back_memory, release_pages
 from backends.llm.runners.openvino.options import OpenVinoOptions, WeightFormat
 from backends.llm.runners.step_inputs import StepInputs, flatten, one_by_one
 from compiler.errors import UsageError
@@ -51,7 +51,8 @@ class OpenVinoRunner:
         self.vocab_size = model.config.vocab_size
         self.max_model_len = model.config.max_position_embeddings
         form: WeightFormat = "stored" if options.exact else options.weights
-        graph = _graph(model, form, options)
+        graph, folder = open_graph(model, form, options)
+        give_back_memory()  # of building the graph
         started = time.monotonic()
         compiled = _compile(graph, options)
         self.compile_seconds = time.monotonic() - started
@@ -71,6 +72,7 @@ class OpenVinoRunner:
             self._request.set_tensor(port, _as_tensor(memory, port, num_blocks))
         self._ports = [(name, compiled.input(name)) for name in _STEP_FIELDS]
         self._compiled = compiled
+        self._pack(folder)
 
     def execute(self, output: SchedulerOutput) -> ModelRunnerOutput:
         """See ModelRunner. The logits are the graph's own output memory, which the next call overwrites."""
@@ -92,6 +94,16 @@ class OpenVinoRunner:
         logits: npt.NDArray[np.float32] = self._request.get_output_tensor(0).data
         return ModelRunnerOutput(logits[:num_logits])
 
+    def _pack(self, mapped: Path | None) -> None:
+        """Computes a token, which makes the plugin pack the weights, and gives back what they were packed from.
+
+        So the first request does not wait for it. What was written for block 0 is read by nobody.
+        """
+        self.execute(SchedulerOutput((ScheduledRequest(RequestId(""), (0,), 0, (BlockId(0),), 1),)))
+        if mapped is not None:
+            release_pages(mapped)
+        give_back_memory()
+
     def _rows(self, indices: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
         """Returns the rows that get logits: the graph wants one, and more of them to be batch-invariant."""
         if not len(indices):
@@ -102,14 +114,6 @@ class OpenVinoRunner:
     def close(self) -> None:
         """Frees weights and cache."""
         del self._request, self._compiled, self._ports, self._cache
-
-
-def _graph(model: LoadedModel, form: WeightFormat, options: OpenVinoOptions) -> ov.Model:
-    if options.graph_dir is not None:
-        graph = carried_graph(model, form, Path(options.graph_dir))
-        if graph is not None:
-            return graph
-    return build_graph(model, form) if options.cache_dir is None else cached_graph(model, form, Path(options.cache_dir))
 
 
 def _compile(graph: ov.Model, options: OpenVinoOptions) -> ov.CompiledModel:

@@ -59,6 +59,8 @@ def test_rows_of_bytes_are_half_a_step_off_at_most() -> None:
     step = (np.maximum(wide.max(1), 0) - np.minimum(wide.min(1), 0)) / 255
     np.testing.assert_allclose(rows.scales[:, 0], step, rtol=1e-6)
     assert (np.abs(values(rows) - wide) <= 1.001 * step[:, None]).all()  # half for the code, half for the zero point
+    tall = rows_of_bytes(DenseWeight(np.tile(wide, (100, 1))))  # it is made piece by piece
+    np.testing.assert_array_equal(values(tall), np.tile(values(rows), (100, 1)))
     flat = rows_of_bytes(DenseWeight(np.array([[0, 0], [3, 3], [-2, -2]], dtype=np.float32)))
     np.testing.assert_allclose(values(flat), [[0, 0], [3, 3], [-2, -2]], rtol=1e-6)
 
