@@ -53,6 +53,7 @@ bench-llm: $(READY) $(PEERS)/genai/.installed ## the LLM engine: its scheduler, 
 	$(BIN)/python -m perf.benchmarks.llm.scheduling
 	$(BIN)/python -m perf.benchmarks.llm.features $(SMOLLM2)
 	$(BIN)/python -m perf.benchmarks.llm.metrics $(SMOLLM2)
+	$(BIN)/python -m perf.benchmarks.llm.batching $(SMOLLM2)
 	$(BIN)/python -m perf.benchmarks.llm.speculation $(SMOLLM2)
 	$(BIN)/python -m perf.benchmarks.llm.sampling
 	$(BIN)/python -m perf.benchmarks.llm.structured $(SMOLLM2)
