@@ -120,16 +120,12 @@ def test_h07_refusals_are_failures_by_status(llm: FakeLlm, endpoint: str, kind: 
     assert [(error.kind, error.message) for error in measured.errors] == [(kind, "full: 100 %")]
 
 
-@pytest.mark.parametrize("endpoint", ENDPOINTS)
-def test_prompts_larger_than_a_window_arrive_whole(llm: FakeLlm, endpoint: str) -> None:
+def test_prompts_larger_than_a_window_arrive_whole(llm: FakeLlm) -> None:
     """A quarter of a MB each, three at a time: HTTP/2 lets 64 KiB of them through before the server asks for more."""
     prompts = PromptOptions(input_lengths=Lengths("fixed", 60_000), token_ids=(0, 1 << 30))
-    assert all(outcome.ok for outcome in run(llm, endpoint, ClosedLoop(3), prompts, request_count=6).outcomes)
+    assert all(outcome.ok for outcome in run(llm, "grpc", ClosedLoop(3), prompts, request_count=6).outcomes)
     want = [request.prompt for request in islice(make_requests(prompts), 6)]
-    if endpoint == "grpc":
-        got = [tuple(np.frombuffer(seen.request["input_ids"], np.int32).tolist()) for seen in llm.seen]
-    else:
-        got = [tuple(seen.request["prompt"]) for seen in llm.seen]
+    got = [tuple(np.frombuffer(seen.request["input_ids"], np.int32).tolist()) for seen in llm.seen]
     assert sorted(got) == sorted(want)
 
 
@@ -153,8 +149,8 @@ def test_tokens_are_those_of_the_usage_where_chunks_do_not_say(llm: FakeLlm) -> 
 
 @pytest.mark.parametrize("endpoint", ENDPOINTS)
 def test_an_open_loop_sends_on_time(llm: FakeLlm, endpoint: str) -> None:
-    """A server that needs 0.2 s for an answer gets the next request before it has given it."""
-    llm.script = lambda number: Script(ttft_s=0.2, chunks=(1, 1))
+    """A server that needs half a second for an answer gets the next request before it has given it."""
+    llm.script = lambda number: Script(ttft_s=0.5, chunks=(1, 1))
     load = OpenLoop(50, "poisson", seed=3)
     found = run(llm, endpoint, load, request_count=20)
     due = sorted(outcome.due_ns for outcome in found.outcomes)
@@ -162,7 +158,7 @@ def test_an_open_loop_sends_on_time(llm: FakeLlm, endpoint: str) -> None:
     assert [after - before for before, after in pairwise(due)] == [round(next(gaps) * 1e9) for _ in range(19)]
     assert max(llm.seen[n].came_ns for n in range(5)) < min(left for seen in llm.seen for left in seen.left_ns)
     measured = summarise_llm(found, load, LlmSettings())
-    assert measured.ttft is not None and measured.ttft.low >= 200
+    assert measured.ttft is not None and measured.ttft.low >= 500
     assert measured.mode == "open" and measured.asked_rps == 50
 
 

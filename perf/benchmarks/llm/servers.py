@@ -19,7 +19,7 @@ from pathlib import Path
 MODEL = "smollm2"  # its name on both
 MAX_NUM_SEQS = 64
 MAX_MODEL_LEN = 2048
-_START_S = 400.0  # vLLM compiles its kernels on its first start
+_START_S = 900.0  # vLLM compiles its kernels on its first start
 _STOP_S = 30.0
 
 
