@@ -148,8 +148,8 @@ class TritonClient(ClientCore, ABC):
             model: model name.
             prompt: text, or token ids, which are taken as they are.
             version, request_id: as for `infer`.
-            timeout_s: the server ends the answer then, with what there is and the finish reason "deadline". Without it
-                there is no limit but 10 minutes.
+            timeout_s: the server refuses what it cannot answer in that time, and ends what turns out to be late with
+                what there is and the finish reason "deadline". Without it there is no limit but 10 minutes.
             token_ids: the answer's tokens are wanted, too.
             tensors: more of the model's inputs by name, such as `priority`, `client` or `cache_salt`.
             sampling: `max_tokens`, `temperature`, `stop`, `n`, `logprobs` and all other fields of `SamplingParams`;
