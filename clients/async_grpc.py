@@ -9,19 +9,19 @@ from clients.async_base import AsyncTritonClient
 from clients.async_streams import AsyncSource
 from clients.errors import ClientClosed, ClientError, ServerUnavailable, StreamBroken
 from clients.generation import GetOutput
+from clients.grpc_messages import messages
 from clients.grpc_protocol import (
     CHANNEL_OPTIONS,
     STREAM,
     GrpcProtocol,
     infer_message,
-    messages,
     multicallable,
-    read_stream_message,
     rpc_error,
 )
 from clients.protocol import Call
 from clients.requests import InferRequest
 from clients.retries import RetryPolicy
+from clients.stream_messages import StreamMessages
 
 
 class AsyncGrpcClient(AsyncTritonClient):
@@ -94,6 +94,7 @@ class _GrpcSource(AsyncSource):
     def __init__(self, client: AsyncGrpcClient, call: Any) -> None:
         self._client = client
         self._call = call
+        self._messages = StreamMessages()
         self._begun = False
 
     async def read(self) -> GetOutput | None:
@@ -112,7 +113,7 @@ class _GrpcSource(AsyncSource):
             raise
         if message is grpc.aio.EOF:
             return None
-        return read_stream_message(message)
+        return self._messages.read(message)
 
     def cancel(self) -> None:
         self._call.cancel()

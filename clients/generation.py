@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -33,9 +33,8 @@ class Usage:
     cached_tokens: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Chunk:
-    """What is new of one answer.
+class Chunk(NamedTuple):
+    """What is new of one answer. (There is one for each token, and a frozen dataclass is slow to make.)
 
     Attributes:
         text: may be empty: a token need not end a character, and text that may become a stop string is held back.
@@ -48,7 +47,7 @@ class Chunk:
     """
 
     text: str
-    index: int = 0
+    index: int = 0  # type: ignore[assignment]  # the word of all APIs; a tuple's own method is of no use here
     finish_reason: str | None = None
     usage: Usage | None = None
     logprobs: Logprobs | None = None
@@ -183,32 +182,32 @@ class ChunkReader:
         texts = get("text_output")
         if texts is None:
             raise ValueError("the response has no output 'text_output'")
-        reasons = get("finish_reason") or [None] * len(texts)
-        logprobs, token_ids = get("logprobs"), get("token_ids")
-        sums = get("cumulative_logprob")
+        reasons = get("finish_reason")
+        logprobs, token_ids, sums = get("logprobs"), get("token_ids"), get("cumulative_logprob")
+        silent = token_ids is None and logprobs is None
         chunks = []
-        for index, (text, said) in enumerate(zip(texts, reasons, strict=True)):
-            if index in self._ended:
+        for answer, text in enumerate(texts):
+            if answer in self._ended:
                 continue
-            reason = None if said in (None, "null") else said
-            usage = None
+            reason = reasons[answer] if reasons else None
+            if reason == "null":
+                reason = None
             if reason is not None:
-                self._ended.add(index)
-                usage = _usage(get, index)
-            if not text and reason is None and token_ids is None and logprobs is None:
+                self._ended.add(answer)
+            elif silent and not text:
                 continue
             chunks.append(
                 Chunk(
                     text,
-                    index,
+                    answer,
                     reason,
-                    usage,
-                    json.loads(logprobs[index]) if logprobs else None,
+                    _usage(get, answer) if reason is not None else None,
+                    json.loads(logprobs[answer]) if logprobs else None,
                     tuple(token_ids) if token_ids is not None else None,
-                    sums[index] if sums else None,
+                    sums[answer] if sums else None,
                 )
             )
-        self.finished = len(self._ended) == len(texts) or reasons[0] is None
+        self.finished = reasons is None or len(self._ended) == len(texts)
         return chunks
 
 

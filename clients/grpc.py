@@ -7,18 +7,18 @@ from typing import Any
 from clients.base import TritonClient
 from clients.errors import ClientClosed, ClientError, ServerUnavailable, StreamBroken
 from clients.generation import GetOutput
+from clients.grpc_messages import messages
 from clients.grpc_protocol import (
     CHANNEL_OPTIONS,
     STREAM,
     GrpcProtocol,
     infer_message,
-    messages,
     multicallable,
-    read_stream_message,
     rpc_error,
 )
 from clients.protocol import Call
 from clients.requests import InferRequest
+from clients.stream_messages import StreamMessages
 from clients.streams import Source
 
 
@@ -96,6 +96,7 @@ class _GrpcSource(Source):
     def __init__(self, client: GrpcClient, call: Any) -> None:
         self._client = client
         self._call = call
+        self._messages = StreamMessages()
 
     def read(self) -> GetOutput | None:
         import grpc
@@ -109,7 +110,7 @@ class _GrpcSource(Source):
             if isinstance(failure, ServerUnavailable) and failure.sent:
                 raise StreamBroken(self._client.url, str(error.details())) from error  # type: ignore[attr-defined]
             raise failure from error
-        return read_stream_message(message)
+        return self._messages.read(message)
 
     def cancel(self) -> None:
         self._call.cancel()

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
-
-from clients.errors import ClientError, DeadlineExceeded, MissingDependency, ServerUnavailable, server_error
-from clients.generation import GetOutput
+from clients.errors import ClientError, DeadlineExceeded, ServerUnavailable, server_error
+from clients.grpc_messages import messages
 from clients.protocol import Arrays, Call, Json, Protocol
 from clients.requests import InferRequest
-from clients.tensors import decode_array, decode_items
-from clients.types import NUMPY_DTYPES
+from clients.tensors import decode_array
 
 SERVICE = "/inference.GRPCInferenceService"
 STREAM = "ModelStreamInfer"
@@ -32,22 +28,6 @@ CHANNEL_OPTIONS = (
     # The other clients know no proxy, either.
     ("grpc.enable_http_proxy", 0),
 )
-
-
-@functools.cache
-def messages() -> Any:
-    """The module of Triton's messages, imported when it is first needed.
-
-    Raises:
-        MissingDependency: with the command that installs it.
-    """
-    try:
-        from tritonclient.grpc import service_pb2
-    except ImportError as error:
-        raise MissingDependency(
-            f"this client needs tritonclient ({error}); install it: pip install 'tritonclient[grpc,http]'"
-        ) from error
-    return service_pb2
 
 
 class GrpcProtocol(Protocol):
@@ -100,15 +80,13 @@ def multicallable(create: Callable[..., Any], method: str) -> Any:
     """A remote procedure of a channel; `create` is the channel's `unary_unary` or `unary_stream`.
 
     A stream of answers is asked for with one request: for the server the client has then said all it has to say, and
-    the stream ends with the answer.
+    the stream ends with the answer. Its messages come as bytes, for `StreamMessages`.
     """
     if method == STREAM:
-        request, response = messages().ModelInferRequest, messages().ModelStreamInferResponse
+        request, read = messages().ModelInferRequest, None
     else:
-        request, response = getattr(messages(), f"{method}Request"), getattr(messages(), f"{method}Response")
-    return create(
-        f"{SERVICE}/{method}", request_serializer=request.SerializeToString, response_deserializer=response.FromString
-    )
+        request, read = getattr(messages(), f"{method}Request"), getattr(messages(), f"{method}Response").FromString
+    return create(f"{SERVICE}/{method}", request_serializer=request.SerializeToString, response_deserializer=read)
 
 
 def infer_message(request: InferRequest) -> Any:
@@ -169,26 +147,3 @@ def rpc_error(address: str, status: str, details: str) -> ClientError:
     if status == "DEADLINE_EXCEEDED":
         return DeadlineExceeded(status, f"no answer from {address} in time: {details}")
     return server_error(status, details)
-
-
-def read_stream_message(message: Any) -> GetOutput:
-    """The outputs of one `ModelStreamInferResponse`, decoded when they are asked for.
-
-    Raises:
-        ServerError: the message is an error.
-    """
-    if message.error_message:
-        raise server_error("ERROR", message.error_message)
-    answer = message.infer_response
-    found = {output.name: (output, raw) for output, raw in zip(answer.outputs, answer.raw_output_contents, strict=True)}
-
-    def get(name: str) -> list[Any] | None:
-        if name not in found:
-            return None
-        output, raw = found[name]
-        if output.datatype == "BYTES":
-            return [item.decode("utf-8") for item in decode_items(raw)]
-        values: list[Any] = np.frombuffer(raw, NUMPY_DTYPES[output.datatype]).tolist()
-        return values
-
-    return get

@@ -105,3 +105,17 @@ def decode_array(raw: bytes | memoryview, datatype: str, shape: Sequence[int]) -
     if datatype == "BF16":
         return (np.frombuffer(raw, "<u2").astype("<u4") << 16).view("<f4").reshape(shape)
     return np.frombuffer(raw, NUMPY_DTYPES[datatype].newbyteorder("<")).reshape(shape)
+
+
+def decode_values(raw: bytes, datatype: str) -> list[Any]:
+    """The values of a tensor as Python's own, flat; BYTES as text.
+
+    Raises:
+        ValueError: the contents are no such values.
+    """
+    if datatype == "BYTES":
+        if len(raw) >= _LENGTH.size and _LENGTH.unpack_from(raw)[0] == len(raw) - _LENGTH.size:
+            return [raw[_LENGTH.size :].decode()]  # a single item, as most of a language model's are
+        return [item.decode() for item in decode_items(raw)]
+    values: list[Any] = decode_array(raw, datatype, (-1,)).tolist()
+    return values

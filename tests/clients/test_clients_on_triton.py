@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from clients import GrpcClient, HttpClient, InputError, MissingDependency, ServerError, ServerUnavailable, grpc_protocol
+from clients import GrpcClient, HttpClient, InputError, MissingDependency, ServerError, ServerUnavailable, grpc_messages
 from clients.base import TritonClient
 
 CLIENTS = {"grpc": GrpcClient, "http": HttpClient}
@@ -181,7 +181,7 @@ def test_http_survives_a_dropped_keep_alive_connection(echo_server: tuple[str, s
 
 def test_missing_tritonclient_gives_the_install_command(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "tritonclient.grpc", None)
-    grpc_protocol.messages.cache_clear()
+    grpc_messages.messages.cache_clear()
     with (
         pytest.raises(MissingDependency, match=r"pip install 'tritonclient\[grpc,http\]'"),
         GrpcClient("127.0.0.1:1") as client,

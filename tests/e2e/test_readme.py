@@ -92,9 +92,14 @@ def test_the_five_commands(folder):
 def _call_as_in_the_readme(address: str) -> None:
     code = next(b for b in _blocks("python") if "GrpcClient" in b)
     assert "127.0.0.1:8001" in code
-    scope: dict[str, object] = {"pixels": np.zeros((2, 3, 224, 224), dtype=np.float32)}
+    shared = next(b for b in _blocks("python") if "shared_memory" in b)
+    scope: dict[str, object] = {"pixels": np.random.default_rng(0).random((2, 3, 224, 224), np.float32)}
     exec(code.replace("127.0.0.1:8001", address), scope)
-    assert scope["logits"].shape == (2, 10)  # type: ignore[attr-defined]
+    plain = scope.pop("logits")
+    assert plain.shape == (2, 10)  # type: ignore[attr-defined]
+    exec(shared.replace("127.0.0.1:8001", address), scope)
+    np.testing.assert_allclose(scope["logits"], plain)  # type: ignore[arg-type]
+    assert scope["split"].choose("user 17") in ("1", "2")  # type: ignore[attr-defined]
 
 
 def test_language_models_as_in_the_readme(tmp_path, capsys, monkeypatch):
@@ -112,6 +117,9 @@ def test_language_models_as_in_the_readme(tmp_path, capsys, monkeypatch):
     with serve(tmp_path / "model_repository", "--openai-port", "0") as server:
         assert " Paris" in _events_of(curl, server.http)
         _ask_the_openai_api_as_in_the_readme(server.openai, capsys)
+        exec(next(b for b in _blocks("python") if "astream" in b).replace("127.0.0.1:8001", server.grpc), {})
+        said = capsys.readouterr().out
+        assert "Paris" in said and "Usage(prompt_tokens=" in said
     monkeypatch.chdir(tmp_path)
     exec(next(b for b in _blocks("python") if "LLMEngine" in b), {})
     printed = capsys.readouterr().out
