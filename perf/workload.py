@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from clients.errors import InputError
+from clients.tensors import encode_array
 from clients.types import DYNAMIC, NUMPY_DTYPES, ModelMetadata, TensorMetadata, check_inputs
 from perf.errors import UsageError
 
@@ -174,12 +175,12 @@ def _grpc_payload(model: str, version: str, inputs: Inputs, datatypes: Mapping[s
     request = service_pb2.ModelInferRequest(model_name=model, model_version=version)
     for name, array in inputs.items():
         request.inputs.add(name=name, datatype=datatypes[name], shape=array.shape)
-        request.raw_input_contents.append(tensor_bytes(array, datatypes[name]))
+        request.raw_input_contents.append(encode_array(array, datatypes[name]))
     return bytes(request.SerializeToString())
 
 
 def _http_payload(model: str, version: str, address: str, inputs: Inputs, datatypes: Mapping[str, str]) -> bytes:
-    contents = {name: tensor_bytes(array, datatypes[name]) for name, array in inputs.items()}
+    contents = {name: encode_array(array, datatypes[name]) for name, array in inputs.items()}
     described = [
         {
             "name": name,
@@ -198,12 +199,3 @@ def _http_payload(model: str, version: str, address: str, inputs: Inputs, dataty
         f"Inference-Header-Content-Length: {len(header)}\r\nContent-Length: {len(body)}\r\n\r\n"
     )
     return head.encode("ascii") + body
-
-
-def tensor_bytes(array: npt.NDArray[Any], datatype: str) -> bytes:
-    """The array as the protocol carries it: row-major, little-endian; BYTES with 4 bytes of length each."""
-    if datatype == "BYTES":
-        return b"".join(len(item).to_bytes(4, "little") + item for item in array.ravel().tolist())
-    if datatype == "BF16":  # the upper half of a float32
-        return (np.ascontiguousarray(array, np.dtype("<f4")).view("<u4") >> 16).astype("<u2").tobytes()
-    return array.astype(array.dtype.newbyteorder("<")).tobytes()

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from clients.tensors import encode_array
 from perf.llm.prompts import LlmRequest
-from perf.workload import tensor_bytes
 
 # Asked for where the model has them; Triton's vLLM backend knows the first two.
 COUNTS = ("return_num_input_tokens", "return_num_output_tokens", "return_num_cached_tokens")
@@ -58,7 +58,7 @@ def grpc_payload(request: LlmRequest, asking: Asking) -> bytes:
     message = service_pb2.ModelInferRequest(model_name=asking.model, model_version=asking.version)
     for name, (datatype, array) in tensors.items():
         message.inputs.add(name=name, datatype=datatype, shape=array.shape)
-        message.raw_input_contents.append(tensor_bytes(array, datatype))
+        message.raw_input_contents.append(encode_array(array, datatype))
     return bytes(message.SerializeToString())
 
 

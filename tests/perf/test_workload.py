@@ -12,7 +12,7 @@ import pytest
 from clients.types import ModelMetadata, TensorMetadata
 from perf.errors import UsageError
 from perf.input_data import read_input_data
-from perf.workload import GeneratorOptions, batch_samples, generate_samples, serialise, tensor_bytes
+from perf.workload import GeneratorOptions, batch_samples, generate_samples, serialise
 
 BATCHING = ModelMetadata(
     "m",
@@ -79,14 +79,6 @@ def test_batches_that_cannot_be_are_refused() -> None:
         batch_samples(SINGLE, [{"X": np.zeros((2, 2), np.float32)}], 2)
     with pytest.raises(UsageError, match="would share a batch"):
         batch_samples(BATCHING, samples, 2)
-
-
-def test_tensor_bytes_by_hand() -> None:
-    assert tensor_bytes(np.array([1, 258], np.int16), "INT16") == b"\x01\x00\x02\x01"
-    assert tensor_bytes(np.array([[1], [2]], np.uint8).T, "UINT8") == b"\x01\x02"
-    assert tensor_bytes(np.array([1.0, -2.0], np.float32), "BF16") == b"\x80\x3f\x00\xc0"
-    text = np.array([b"ab\x00", b""], dtype=np.object_)
-    assert tensor_bytes(text, "BYTES") == b"\x03\x00\x00\x00ab\x00\x00\x00\x00\x00"
 
 
 def test_c19_grpc_and_http_carry_what_tritonclient_would() -> None:
