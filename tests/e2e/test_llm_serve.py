@@ -9,6 +9,7 @@ import time
 import urllib.error
 import urllib.request
 from dataclasses import dataclass
+from pathlib import Path
 
 import jsonschema
 import numpy as np
@@ -17,6 +18,7 @@ import tritonclient.grpc as grpc
 
 from backends.llm import LLMEngine, SamplingParams
 from compiler.llm.config import llm_config
+from compiler.shared_memory import shared_memory_prefix
 from compiler.triton_config import text_from_config
 from tests.serving import serve, write_llm, write_python_model
 
@@ -279,6 +281,41 @@ def test_errors_of_every_kind_between_good_requests(stream, plain):
         assert sum(words in e for e in errors) == 1, (words, errors)
     for i in range(len(bad)):
         assert text_of(found[f"good{i}"]) == plain[PROMPTS[i % 4]].text
+
+
+def test_f08_requests_overlap(stream):
+    """Each is under way before the first one ends, though one instance executes them one after the other."""
+    for i in range(8):
+        stream.send(str(i), text_input=f"{i}, ", stream=True, sampling_parameters=GREEDY)
+    begun, final = set(), False
+    while not final:
+        request_id, _, error, final = stream.next()
+        assert not error
+        begun.add(request_id)
+    assert begun == {str(i) for i in range(8)}
+    found, errors = stream.read(7)
+    assert not errors and len(found) == 7
+
+
+def test_f03_errors_take_no_shared_memory(server, stream):
+    def sizes():
+        found = {
+            p.name: p.stat().st_size for p in Path("/dev/shm").glob(f"{shared_memory_prefix(server.process.pid)}*")
+        }
+        assert len(found) >= 3  # a region for each model
+        return found
+
+    def fail(count):
+        for i in range(count):
+            bad = dict(temperature=-1.0) if i % 2 else dict(sampling_parameters="{" + "x" * 5000)
+            stream.send(f"bad{i}", text_input="a", **bad)
+        _, errors = stream.read(count)
+        assert len(errors) == count
+
+    fail(20)
+    before = sizes()
+    fail(400)
+    assert sizes() == before
 
 
 def test_a_full_queue_refuses_with_its_numbers(stream):
