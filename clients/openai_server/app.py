@@ -201,6 +201,10 @@ def _openapi(app: fastapi.FastAPI, needs_key: bool) -> dict[str, Any]:
         schema = references[(model, "validation")]
         operation = document["paths"][path]["post"]
         operation["requestBody"] = {"required": True, "content": {"application/json": {"schema": schema}}}
+    # FastAPI's own error for parameters, which never comes: a path's parameter is any text.
+    document["paths"]["/v1/models/{model}"]["get"]["responses"].pop("422")
+    for name in ("HTTPValidationError", "ValidationError"):
+        document["components"]["schemas"].pop(name)
     if needs_key:
         document["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
         for path, operations in document["paths"].items():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
@@ -11,6 +12,7 @@ from clients.openai_server.body import CHUNK_COUNT
 from clients.openai_server.errors import ApiError
 from clients.openai_server.settings import Limits
 
+log = logging.getLogger("modelkiln.openai")
 _LINGER_S = 2.0  # after an error that ends the connection: a client that still sends must find the answer
 
 
@@ -125,6 +127,7 @@ class LimitedProtocol(HttpToolsProtocol):
         """Answers and closes; what the client still sends is read for a moment, or it would never see the answer."""
         self._refused = True
         self._stop_timers()
+        log.info("refused before it was a request: status=%d %s", error.status, error.message)
         busy = self.cycle is not None and not self.cycle.response_complete
         if busy or self.transport.is_closing():
             self.transport.close()  # an answer to an earlier request is under way: nothing can be said
