@@ -135,7 +135,7 @@ def _add_model_routes(app: fastapi.FastAPI, service: Service) -> None:
         record_of(request.scope).model = model.name
         texts = [wanted.input] if isinstance(wanted.input, str) else wanted.input
         work = embed(service.triton, model, texts, service.settings.limits.request_s)
-        vectors = await unless_gone(request.receive, work)
+        vectors = await unless_gone(request.receive, work, service.settings.limits.request_s)
         return JSONResponse(embedding_response(wanted, model, vectors))
 
 

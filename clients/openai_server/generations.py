@@ -22,7 +22,7 @@ from clients.openai_server.answers import Usage
 from clients.openai_server.body import ClientGone
 from clients.openai_server.chat import ChatStream, chat_response
 from clients.openai_server.completions import CompletionStream, completion_response
-from clients.openai_server.errors import error_from_client
+from clients.openai_server.errors import deadline_error, error_from_client
 from clients.openai_server.front import Receive, Scope, Send
 from clients.openai_server.models import LanguageModel, Models
 from clients.openai_server.prompts import Prompt, chat_prompt, completion_prompts
@@ -39,24 +39,28 @@ _EVENT_STREAM = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cach
 class Work(Response):
     """A response whose making is cancelled, and with it what Triton computes, when its client goes."""
 
-    def __init__(self, work: Callable[[Send], Coroutine[Any, Any, None]]) -> None:
+    def __init__(self, work: Callable[[Send], Coroutine[Any, Any, None]], limit_s: float) -> None:
         self._work = work
+        self._limit_s = limit_s
         self.background = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await unless_gone(receive, self._work(send))
+        await unless_gone(receive, self._work(send), self._limit_s)
 
 
-async def unless_gone(receive: Receive, work: Coroutine[Any, Any, Result]) -> Result:
-    """Runs work to its end, or cancels it when the client closes the connection.
+async def unless_gone(receive: Receive, work: Coroutine[Any, Any, Result], limit_s: float) -> Result:
+    """Runs work to its end, or cancels it when the client closes the connection or too much time has passed.
 
     Raises:
         ClientGone: the client closed it first.
+        ApiError: it took longer than the limit.
     """
     task = asyncio.create_task(work)
     watch = asyncio.create_task(_gone(receive))
     try:
-        await asyncio.wait({task, watch}, return_when=asyncio.FIRST_COMPLETED)
+        done, _ = await asyncio.wait({task, watch}, timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
+        if not done:
+            raise deadline_error(f"the answer was not complete within {limit_s:g} seconds")
         if not task.done():
             raise ClientGone
         return task.result()
@@ -84,13 +88,17 @@ class Stream(Protocol):
 
 @dataclass(frozen=True)
 class Prepared:
-    """A request that is ready to be sent: one prompt with all that goes beside it."""
+    """A request that is ready to be sent: one prompt with all that goes beside it.
+
+    Attributes:
+        timeout_s: the deadline that the client gave.
+    """
 
     model: LanguageModel
     prompt: Prompt
     sampling: Mapping[str, Any]
     tensors: Mapping[str, Any]
-    timeout_s: float
+    timeout_s: float | None
 
     @property
     def n(self) -> int:
@@ -124,16 +132,16 @@ class Generations:
     request_s: float
 
     def chat(self, request: ChatRequest, scope: Scope) -> Response:
-        return Work(partial(self._chat, request, record_of(scope)))
+        return Work(partial(self._chat, request, record_of(scope)), self.request_s)
 
     def completion(self, request: CompletionRequest, scope: Scope) -> Response:
-        return Work(partial(self._completion, request, record_of(scope)))
+        return Work(partial(self._completion, request, record_of(scope)), self.request_s)
 
     async def _chat(self, request: ChatRequest, record: RequestRecord, send: Send) -> None:
         sampling = chat_sampling(request)
         model = await self.models.language_model(request.model)
         prompt = await self._in_thread(partial(chat_prompt, model, request))
-        prepared = self._prepared(model, request, sampling, prompt)
+        prepared = _prepared(model, request, sampling, prompt)
         num_top = (request.top_logprobs or 0) if request.logprobs else None
         new_parser = _parser_maker(request, prompt)
         answer_id, created = f"chatcmpl-{uuid.uuid4().hex}", int(time.time())
@@ -158,7 +166,7 @@ class Generations:
         sampling = completion_sampling(request)
         model = await self.models.language_model(request.model)
         prompts = await self._in_thread(partial(completion_prompts, model, request))
-        prepared = [self._prepared(model, request, sampling, prompt) for prompt in prompts]
+        prepared = [_prepared(model, request, sampling, prompt) for prompt in prompts]
         echoes = [prompt.text if request.echo else "" for prompt in prompts]
         answer_id, created = f"cmpl-{uuid.uuid4().hex}", int(time.time())
         record.model = model.name
@@ -176,13 +184,6 @@ class Generations:
             include_usage=_include_usage(request),
         )
         await _send_stream(send, record, stream, stream.update, self._chunks(prepared))
-
-    def _prepared(
-        self, model: LanguageModel, request: Sampling, sampling: Mapping[str, Any], prompt: Prompt
-    ) -> Prepared:
-        limit_s = self.request_s if request.deadline_ms is None else min(self.request_s, request.deadline_ms / 1e3)
-        tensors = {"priority": request.priority, "client": request.user, "cache_salt": request.cache_salt}
-        return Prepared(model, prompt, sampling, tensors, limit_s)
 
     async def _whole(self, requests: Sequence[Prepared]) -> list[Sequence[Chunk]]:
         """Returns the answers to each prompt."""
@@ -211,6 +212,13 @@ class Generations:
 
     def _in_thread(self, work: Callable[[], Result]) -> Awaitable[Result]:
         return asyncio.get_running_loop().run_in_executor(self.executor, work)
+
+
+def _prepared(model: LanguageModel, request: Sampling, sampling: Mapping[str, Any], prompt: Prompt) -> Prepared:
+    # Our own limit is no deadline for the engine, which refuses what by its estimate cannot be there in time.
+    deadline_s = None if request.deadline_ms is None else request.deadline_ms / 1e3
+    tensors = {"priority": request.priority, "client": request.user, "cache_salt": request.cache_salt}
+    return Prepared(model, prompt, sampling, tensors, deadline_s)
 
 
 def _parser_maker(request: ChatRequest, prompt: Prompt) -> Callable[[], ToolParser] | None:

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,8 @@ from clients.openai_server.app import create_app
 from clients.openai_server.protocol import with_limits
 from clients.openai_server.settings import Limits, Settings
 from compiler.addresses import free_port
+from tests.clients.openai_server.http_calls import chat, sent_inputs
+from tests.serving import Served
 
 LIMITS = Limits(head_s=0.2, body_s=0.2, write_stall_s=0.2)
 HEAD = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: 50\r\n\r\n"
@@ -108,3 +111,16 @@ def test_without_triton_requests_and_readiness_are_unavailable(port: int) -> Non
     assert answer.startswith(b"HTTP/1.1 503 ")
     answer = _read_to_end(port, b"GET /metrics HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
     assert answer.startswith(b"HTTP/1.1 200 ") and b"http_requests_total" in answer
+
+
+def test_an_answer_that_takes_too_long_is_ended(front: Served, folder: Path) -> None:
+    """Before its first token by a status, later by an event; the engine is given no deadline of ours."""
+    settings = Settings(front.grpc, folder / "repository", limits=Limits(request_s=0.5))
+    slow = [{"text": ["a"], "reason": ["null"]}, {"text": ["b"], "reason": ["stop"], "sleep_s": 3}]
+    with _serving(create_app(settings)) as port:
+        short = replace(front, openai=f"http://127.0.0.1:{port}/v1")
+        late = chat(short, slow)
+        assert late.status == 503 and late.error["code"] == "deadline_exceeded"
+        events = chat(short, slow, stream=True).body.decode().strip().split("\n\n")
+        assert '"content":"a"' in events[1] and '"deadline_exceeded"' in events[-1]
+        assert sent_inputs(chat(short))["deadline_ms"] is None
