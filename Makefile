@@ -10,7 +10,7 @@ PIP_INSTALL := $(BIN)/python -m pip install --disable-pip-version-check
 .PHONY: help install demo test lint bench bench-llm bench-llm-served soak fuzz-api clean
 
 help: ## this list
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
 
 install: $(READY) ## the virtual environment, with everything the other targets need
 
@@ -27,7 +27,7 @@ $(READY): pyproject.toml constraints.txt
 	$(PIP_INSTALL) --no-deps --target $(VENV)/tensorrt-bindings/11 tensorrt-cu13-bindings==11.4.0.106
 	@touch $(READY)
 
-demo: $(READY) ## the main job: compile, serve, call and measure a real sentence embedder
+demo: $(READY) ## the main job: compile, serve, call and measure a real sentence embedder and a small chat model
 	$(BIN)/python -m ensembles.text_embedding.demo
 
 test: $(READY) ## all tests, on a real tritonserver

@@ -1,4 +1,4 @@
-"""`perf-report llm` on a real tritonserver and its OpenAI front end: what is counted is what was asked for."""
+"""`perf-report llm` and the demo's chat on a real tritonserver and its OpenAI front end."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from ensembles.text_embedding.chat import MODEL, QUESTION, SCHEMA, chat
 from perf.cli import main
 from perf.llm.report import LlmReport, llm_report_from_document
 from tests.serving import Served, serve, write_llm
@@ -22,12 +23,12 @@ SEEDS = {"grpc": "1", "openai": "2"}
 @pytest.fixture(scope="module")
 def server(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     repository = tmp_path_factory.mktemp("llm") / "repository"
-    write_llm(repository, "chat", smollm2, kv_cache_bytes=128 << 20, max_model_len=512)
+    write_llm(repository, MODEL, smollm2, kv_cache_bytes=128 << 20, max_model_len=512)
     with serve(repository, "--openai-port", "0") as served:
         yield served
 
 
-def measure(server: Served, folder: Path, endpoint: str, *more: str, model: str = "chat") -> LlmReport:
+def measure(server: Served, folder: Path, endpoint: str, *more: str, model: str = MODEL) -> LlmReport:
     url = server.grpc if endpoint == "grpc" else server.openai
     options = ("-m", model, "--endpoint", endpoint, "-u", url, "--output-dir", str(folder), "--json")
     result = CliRunner().invoke(main, ["llm", *options, *QUICK, *more])
@@ -82,3 +83,11 @@ def test_h07_prompts_that_do_not_fit_are_failures(server: Served, tmp_path: Path
     (one,) = measure(server, tmp_path, endpoint, "--input-tokens", "600").levels[0].measurements
     assert (one.completed, one.failed, one.ttft, one.output_tokens) == (0, COUNT, None, 0)
     assert kind in one.errors[0].kind and "512" in one.errors[0].message
+
+
+def test_the_demos_chat_streams_and_keeps_to_its_schema(server: Served, capsys: pytest.CaptureFixture[str]) -> None:
+    assert chat(server.openai)
+    printed = capsys.readouterr().out
+    assert QUESTION in printed and "sky" in printed.split(QUESTION)[1]
+    answer = json.loads(printed[printed.index("{") :])
+    assert answer.keys() == SCHEMA["properties"].keys() and type(answer["population"]) is int
