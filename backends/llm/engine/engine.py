@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from backends.llm.engine.admission import StepCosts, earliest_finish_s
+from backends.llm.engine.admission import earliest_finish_s
 from backends.llm.engine.config import SchedulerConfig
 from backends.llm.engine.kv_cache_manager import KVCacheManager
 from backends.llm.engine.outputs import BlockId, RequestId, RequestUpdate, ScheduledRequest, SchedulerOutput
@@ -29,6 +29,7 @@ from backends.llm.sampling.proposer import Proposer
 from backends.llm.sampling.randomness import seed_from_request_id
 from backends.llm.sampling.sampler import Sampled
 from backends.llm.sampling.state import SamplerState
+from backends.llm.sampling.step_times import StepTimes
 from backends.llm.tokenizers.base import Tokenizer
 
 Prompt = str | Sequence[int]
@@ -67,9 +68,11 @@ class LLMEngine:
         self._sequences: dict[RequestId, AnswerSequence] = {}
         self._groups: dict[str, Group] = {}
         self._grammars = Grammars(tokenizer, runner.vocab_size)
-        self._step_times = StepCosts()
+        self._step_times = StepTimes()
         proposer = proposer or NgramProposer()
-        self._speculator = Speculator(proposer, num_draft_tokens, clock_ns) if num_draft_tokens else None
+        self._speculator: Speculator | None = None
+        if num_draft_tokens:
+            self._speculator = Speculator(proposer, num_draft_tokens, self._step_times, clock_ns)
         self._num_steps = self._num_computed = self._num_output = 0
         self._num_generated = 0
 
@@ -187,9 +190,9 @@ class LLMEngine:
         logits = self._runner.execute(output).logits
         sampled, errors = sample_step(output, logits, self._sequences, self._grammars)
         seconds = (self._clock_ns() - started_ns) / 1e9
-        self._step_times = self._step_times.observed(output.num_tokens, seconds)
-        if self._speculator:
-            self._speculator.observe(output, seconds)
+        # All tokens of a step without prompts are decodes and drafts, which have logits each.
+        has_prompts = output.num_tokens != output.num_logits
+        self._step_times.observe(output.num_tokens, seconds, has_prompts=has_prompts)
         # What failed leaves first: keys and values of a NaN must not be published for others to find.
         for request_id, error in errors.items():
             outputs += self._fail(self._sequences[request_id], error)

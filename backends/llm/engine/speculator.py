@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 
-from backends.llm.engine.outputs import RequestId, SchedulerOutput
+from backends.llm.engine.outputs import RequestId
 from backends.llm.engine.sequences import Sequence
 from backends.llm.sampling.proposer import NO_DRAFT, Proposer
 from backends.llm.sampling.speculation import SpeculationController
+from backends.llm.sampling.step_times import StepTimes
 
 
 class Speculator:
@@ -16,19 +17,15 @@ class Speculator:
     Args:
         proposer: where drafts come from.
         max_drafts: draft tokens that one request gets in one step at the most.
+        times: of the engine's steps.
         clock_ns: what proposing takes is timed, for a draft model's steps count too.
     """
 
-    def __init__(self, proposer: Proposer, max_drafts: int, clock_ns: Callable[[], int]) -> None:
+    def __init__(self, proposer: Proposer, max_drafts: int, times: StepTimes, clock_ns: Callable[[], int]) -> None:
         self._proposer = proposer
         self._clock_ns = clock_ns
-        self.controller = SpeculationController(max_drafts)
+        self.controller = SpeculationController(max_drafts, times)
         self._known: set[RequestId] = set()
-
-    def observe(self, output: SchedulerOutput, seconds: float) -> None:
-        """Takes the time of a step, if all its tokens were decodes and drafts."""
-        if output.num_tokens == output.num_logits:
-            self.controller.observe_step(output.num_tokens, seconds)
 
     def advanced(self, sequence: Sequence, num_accepted: int) -> None:
         """Takes what a step added to an answer, and what became of its draft."""

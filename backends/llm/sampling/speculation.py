@@ -9,27 +9,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from backends.llm.engine.outputs import RequestId
+from backends.llm.sampling.step_times import StepTime, StepTimes, quick
 
 _BENEFIT_OF_DOUBT = 0.5  # a request of which nothing is known counts as this many tokens that were all accepted
 _MEMORY = 0.95  # what a step leaves of what was known: about 20 steps count
 _IDLE_MEMORY = 0.99  # the same for a step without drafts, so that a request that got none is tried again
-_UP = 0.05  # how far a longer step moves the time of a size; a shorter one is taken as it is
-_FEWEST = 3  # steps of a size that are needed to judge it
-_STALE_STEPS = 300  # a size that was not seen for so long is forgotten, and so tried again
-
-
-@dataclass(frozen=True, slots=True)
-class StepTime:
-    """What a step of n tokens takes: fixed_s + per_token_s * n seconds."""
-
-    fixed_s: float
-    per_token_s: float
-
-    def of(self, num_tokens: int) -> float:
-        return self.fixed_s + self.per_token_s * num_tokens
 
 
 def plan_drafts(
@@ -76,56 +62,6 @@ def _expected(rate: float, num_drafts: int) -> float:
     return float(num_drafts) if rate >= 1 else rate * (1 - rate**num_drafts) / (1 - rate)
 
 
-@dataclass(slots=True)
-class _Size:
-    """The steps of about one size.
-
-    Attributes:
-        num_tokens: their mean size, the newest counting most.
-        seconds: what one takes where nothing gets in its way; other work, and the first of a size, only take longer.
-        last: the number of the newest step.
-    """
-
-    num_tokens: float
-    seconds: float
-    count: int = 0
-    last: int = 0
-
-    def add(self, num_tokens: int, seconds: float, number: int) -> None:
-        self.count += 1
-        self.last = number
-        self.num_tokens += (num_tokens - self.num_tokens) / min(self.count, 20)
-        self.seconds = min(seconds, self.seconds + _UP * (seconds - self.seconds))
-
-
-class StepTimes:
-    """Fits StepTime to measured decode steps: a line through the typical times of the sizes that were seen."""
-
-    def __init__(self) -> None:
-        self._sizes: dict[int, _Size] = {}
-        self._num_steps = 0
-
-    def observe(self, num_tokens: int, seconds: float) -> None:
-        """Takes one step without prompts: those have many tokens and another time for each."""
-        self._num_steps += 1
-        key = int(4 * math.log2(num_tokens))  # a size is 19% wide
-        self._sizes.setdefault(key, _Size(num_tokens, seconds)).add(num_tokens, seconds, self._num_steps)
-
-    def fit(self) -> StepTime | None:
-        """Returns the line, not falling and not starting below 0; None where fewer than two sizes are known."""
-        self._sizes = {k: s for k, s in self._sizes.items() if self._num_steps - s.last < _STALE_STEPS}
-        points = [(min(s.count, 20), s.num_tokens, s.seconds) for s in self._sizes.values() if s.count >= _FEWEST]
-        if len(points) < 2:
-            return None
-        total = sum(weight for weight, _, _ in points)
-        mean_n = sum(weight * n for weight, n, _ in points) / total
-        mean_t = sum(weight * t for weight, _, t in points) / total
-        variance = sum(weight * (n - mean_n) ** 2 for weight, n, _ in points)
-        covariance = sum(weight * (n - mean_n) * (t - mean_t) for weight, n, t in points)
-        slope = min(max(covariance / variance, 0.0), mean_t / mean_n)
-        return StepTime(mean_t - slope * mean_n, slope)
-
-
 class AcceptanceRate:
     """The chance that a request's draft token is accepted if those before it were, from its last steps."""
 
@@ -152,18 +88,22 @@ class AcceptanceRate:
 class SpeculationController:
     """Watches drafts and step times, and says how many draft tokens the next step should have.
 
+    Args:
+        max_drafts: of one request in one step.
+        times: of the steps, kept up by whoever runs them.
+
     Attributes:
         num_drafts, num_accepted: draft tokens since the start; their ratio is the acceptance rate that is reported.
         num_proposals: how often a request had any in a step.
     """
 
-    def __init__(self, max_drafts: int) -> None:
+    def __init__(self, max_drafts: int, times: StepTimes) -> None:
         self.num_drafts = 0
         self.num_accepted = 0
         self.num_proposals = 0
         self._max_drafts = max_drafts
         self._draft_token_s = 0.0
-        self._times = StepTimes()
+        self._times = times
         self._num_plans = 0
         self._rates: dict[RequestId, AcceptanceRate] = {}
 
@@ -191,16 +131,11 @@ class SpeculationController:
         self.num_accepted += num_accepted
         self._rates.setdefault(request_id, AcceptanceRate()).record(num_drafts, num_accepted)
 
-    def observe_step(self, num_tokens: int, seconds: float) -> None:
-        """Takes the time of a step that had decodes and drafts only."""
-        self._times.observe(num_tokens, seconds)
-
     def observe_proposal(self, num_tokens: int, seconds: float) -> None:
         """Takes the time in which so many draft tokens were proposed; as of steps, the quick ones count."""
         if num_tokens:
             each = seconds / num_tokens
-            known = self._draft_token_s
-            self._draft_token_s = min(each, known + _UP * (each - known)) if known else each
+            self._draft_token_s = quick(self._draft_token_s, each) if self._draft_token_s else each
 
     def remove(self, request_id: RequestId) -> None:
         """Forgets a request, also one that is not known."""

@@ -4,30 +4,36 @@ from __future__ import annotations
 
 import pytest
 
-from backends.llm.engine.admission import StepCosts, earliest_finish_s
+from backends.llm.engine.admission import earliest_finish_s
+from backends.llm.sampling.step_times import StepTimes
 
 
 def observed(pairs):
-    times = StepCosts()
+    times = StepTimes()
     for num_tokens, seconds in pairs:
-        times = times.observed(num_tokens, seconds)
+        times.observe(num_tokens, seconds, has_prompts=num_tokens > 20)
     return times
 
 
 def test_a_line_is_found_exactly():
-    times = observed([(1, 0.011), (101, 0.111), (501, 0.511), (11, 0.021)])
-    assert times.per_token_s == pytest.approx(0.001)
+    times = observed([(1, 0.011), (101, 0.111), (501, 0.511), (11, 0.021)] * 3)
     assert times.seconds(201) == pytest.approx(0.211)
+    assert times.fit().of(201) == pytest.approx(0.211)  # of the decodes alone
 
 
 def test_steps_of_one_size_say_nothing_of_others():
     times = observed([(8, 0.02)] * 5)
-    assert times.per_token_s == 0.0 and times.seconds(500) == pytest.approx(0.02)
+    assert times.seconds(500) == pytest.approx(0.02) and times.fit() is None
+    assert times.seconds(2) == pytest.approx(0.005)  # or more: nobody is refused for what is not known
 
 
-def test_the_past_fades():
-    times = observed([(1, 1.0)] * 50 + [(1, 0.1)] * 500)
-    assert times.seconds(1) == pytest.approx(0.1, rel=0.1)
+def test_a_few_steps_are_no_measure():
+    assert observed([(8, 0.02)] * 2).seconds(8) == 0.0
+
+
+def test_the_past_fades_and_slow_steps_hardly_count():
+    assert observed([(1, 1.0)] * 50 + [(1, 0.1)] * 3).seconds(1) == pytest.approx(0.1)
+    assert observed([(1, 0.1)] * 50 + [(1, 1.0)]).seconds(1) == pytest.approx(0.145)
 
 
 def test_the_earliest_finish_is_prompts_ahead_in_full_steps_then_one_step_a_token():
@@ -37,4 +43,4 @@ def test_the_earliest_finish_is_prompts_ahead_in_full_steps_then_one_step_a_toke
 
 
 def test_nothing_seen_refuses_nobody():
-    assert earliest_finish_s(StepCosts(), 10_000, 100, 64) == 0.0
+    assert earliest_finish_s(StepTimes(), 10_000, 100, 64) == 0.0

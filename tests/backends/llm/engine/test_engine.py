@@ -225,7 +225,8 @@ def test_a_deadline_that_cannot_be_met_is_refused_at_once():
         return real(output)
 
     engine._runner.execute = execute
-    engine.generate(["hello", "a"], SamplingParams(max_tokens=8, ignore_eos=True))
+    for prompts in (["hello", "a"], ["b"]):  # steps of two sizes
+        engine.generate(prompts, SamplingParams(max_tokens=8, ignore_eos=True))
     # 5 tokens at once, then 9 more one by one: 15 + 9 x 11 = 114 ms.
     params = SamplingParams(max_tokens=10, ignore_eos=True)
     with pytest.raises(RequestRefused, match="in 100 ms, the answer can be there in 114 ms") as refused:

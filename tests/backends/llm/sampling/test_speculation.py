@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from backends.llm.engine.outputs import RequestId
-from backends.llm.sampling.speculation import AcceptanceRate, SpeculationController, StepTime, StepTimes, plan_drafts
+from backends.llm.sampling.speculation import AcceptanceRate, SpeculationController, plan_drafts
+from backends.llm.sampling.step_times import StepTime, StepTimes
 
 RATES = st.sampled_from([0.0, 0.1, 0.3, 0.5, 0.8, 0.95, 1.0])
 
@@ -116,7 +117,8 @@ def test_drafts_behind_the_first_rejected_one_do_not_count() -> None:
 
 
 def test_the_reported_rate_is_of_all_draft_tokens() -> None:
-    controller = SpeculationController(4)
+    times = StepTimes()
+    controller = SpeculationController(4, times)
     assert controller.acceptance_rate is None
     controller.record(RequestId("a"), 4, 3)
     controller.record(RequestId("b"), 4, 0)
@@ -141,7 +143,8 @@ def simulate(
     """
     time = StepTime(7e-3, 0.4e-3)
     rng = random.Random(seed)
-    controller = SpeculationController(8)
+    times = StepTimes()
+    controller = SpeculationController(8, times)
     requests = [RequestId(str(i)) for i in range(num_requests)]
     tokens, seconds = 0, 0.0
     for _ in range(600):
@@ -155,7 +158,7 @@ def simulate(
         num_tokens = num_requests + sum(plan.values())
         seconds += time.of(num_tokens)
         measured = time.of(num_tokens) * rng.uniform(0.9, 1.1) * (5 if rng.random() < held_up else 1)
-        controller.observe_step(num_tokens, measured)
+        times.observe(num_tokens, measured)
     return tokens / seconds / (num_requests / time.of(num_requests))
 
 
@@ -173,7 +176,8 @@ def test_drafts_that_are_accepted_pay() -> None:
 def test_the_first_step_of_a_size_may_be_slow() -> None:
     """Runtimes prepare for a shape when they first see it."""
     rng = random.Random(3)
-    controller = SpeculationController(8)
+    times = StepTimes()
+    controller = SpeculationController(8, times)
     seen: set[int] = set()
     tokens, seconds = 0, 0.0
     for _ in range(100):
@@ -183,7 +187,7 @@ def test_the_first_step_of_a_size_may_be_slow() -> None:
             accepted += 1
         controller.record(RequestId("a"), count, accepted)
         took = 7e-3 + 0.4e-3 * (1 + count)
-        controller.observe_step(1 + count, took * (1 if count in seen else 20))
+        times.observe(1 + count, took * (1 if count in seen else 20))
         seen.add(count)
         tokens, seconds = tokens + 1 + accepted, seconds + took
     assert tokens / seconds > 2.5 / 7.4e-3
@@ -199,10 +203,11 @@ def test_a_busy_machine_neither_stops_what_pays_nor_starts_what_does_not(num_req
 
 
 def test_a_request_that_got_no_drafts_is_tried_again_and_recovers() -> None:
-    controller = SpeculationController(4)
+    times = StepTimes()
+    controller = SpeculationController(4, times)
     request_id = RequestId("a")
     for num_tokens in (32, 64) * 20:
-        controller.observe_step(num_tokens, 7e-3 + 0.4e-3 * num_tokens)
+        times.observe(num_tokens, 7e-3 + 0.4e-3 * num_tokens)
     others = [RequestId(str(i)) for i in range(31)]
     for other in (*others, request_id):
         for _ in range(20):
@@ -222,7 +227,8 @@ def test_a_request_that_got_no_drafts_is_tried_again_and_recovers() -> None:
 
 
 def test_a_request_is_forgotten() -> None:
-    controller = SpeculationController(4)
+    times = StepTimes()
+    controller = SpeculationController(4, times)
     controller.record(RequestId("a"), 4, 4)
     controller.remove(RequestId("a"))
     controller.remove(RequestId("a"))
