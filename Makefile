@@ -7,7 +7,7 @@ READY := $(VENV)/.installed
 PIP_INSTALL := $(BIN)/python -m pip install --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test lint bench bench-llm bench-llm-served soak fuzz-api clean
+.PHONY: help install demo test lint bench bench-llm bench-llm-served soak chaos fuzz-api clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
@@ -82,6 +82,9 @@ soak: $(READY) ## what takes too long for the tests: thousands of random schedul
 
 fuzz-api: $(READY) ## 10,000 requests made from the OpenAPI document against the front end, and as many with broken bytes
 	MODELKILN_FUZZ_CASES=10000 $(BIN)/python -m pytest -s tests/clients/openai_server/test_fuzz_api.py
+
+chaos: $(READY) ## faults on purpose: streams for ten minutes, requests made up at random, kills, signals; CHAOS_ARGS="--seed 7"
+	$(BIN)/python -m tests.chaos $(CHAOS_ARGS)
 
 clean: ## remove what was built (not the virtual environment)
 	rm -rf perf_report build *.egg-info

@@ -1,0 +1,132 @@
+"""kill -9 of the model's process, again and again: errors and no silence, back in seconds, nobody else notices."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import signal
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from clients.async_grpc import AsyncGrpcClient
+from clients.errors import ClientError
+from compiler.restart_policy import QUICK_S
+from compiler.stubs import living_stubs
+from tests.chaos.model import BYSTANDER, MAX_MODEL_LEN, MODEL, Known
+from tests.chaos.observed import regions
+from tests.serving import Served
+
+BACK_WITHIN_S = 5.0
+_PATIENCE_S = 30.0
+_STREAMS = 4
+
+
+@dataclass
+class KillsReport:
+    """What was done and seen.
+
+    Attributes:
+        back_s: from each kill to the next right answer.
+        told_s: from each kill to the error of each stream that it broke.
+        whole: streams that had ended before.
+        bystander: answers of the other model meanwhile.
+        regions: in /dev/shm, before the first kill and after the last.
+    """
+
+    back_s: list[float] = field(default_factory=list)
+    told_s: list[float] = field(default_factory=list)
+    whole: int = 0
+    bystander: int = 0
+    regions: tuple[int, int] = (0, 0)
+    wrong: list[str] = field(default_factory=list)
+
+
+async def run_kills(served: Served, known: Sequence[Known], count: int, seed: int) -> KillsReport:
+    """Kills that often; the server must have been told to allow it (`--max-restarts`)."""
+    report, rng = KillsReport(), random.Random(seed)
+    before = regions(served.process.pid)
+    async with AsyncGrpcClient(served.grpc) as client:
+        await client.metadata(MODEL)  # not to be asked for while it is down
+        ended = asyncio.Event()
+        bystander = asyncio.create_task(_watch_bystander(client, ended, report))
+        for _ in range(count):
+            await _kill_once(served, client, rng, rng.choice(known), report)
+        ended.set()
+        await bystander
+        report.regions = (len(before), await _settled_regions(served, len(before)))
+    if report.regions[0] != report.regions[1]:
+        report.wrong.append(f"{report.regions[1]} regions of shared memory, {report.regions[0]} before")
+    if {stub.region for stub in living_stubs(served.triton_pid)} != regions(served.process.pid):
+        report.wrong.append("regions of shared memory are not those of the living processes")
+    return report
+
+
+async def _kill_once(
+    served: Served, client: AsyncGrpcClient, rng: random.Random, known: Known, report: KillsReport
+) -> None:
+    streams = [asyncio.create_task(_long_answer(client, report)) for _ in range(_STREAMS)]
+    await asyncio.sleep(rng.uniform(0.0, 0.5))
+    (stub,) = [stub for stub in living_stubs(served.triton_pid) if stub.model == MODEL]
+    os.kill(stub.pid, signal.SIGKILL)
+    killed = time.monotonic()
+    back_s = await _back(client, known, killed)
+    if back_s is None:
+        report.wrong.append(f"no right answer within {_PATIENCE_S:g} s of a kill")
+    else:
+        report.back_s.append(back_s)
+    for ended_at in await asyncio.gather(*streams):
+        if ended_at is not None:
+            report.told_s.append(ended_at - killed)
+    await asyncio.sleep(QUICK_S + 0.5)  # what dies sooner is taken for a loop, and waits longer and longer
+
+
+async def _long_answer(client: AsyncGrpcClient, report: KillsReport) -> float | None:
+    """Returns when an error ended the stream, or None where the answer was whole."""
+    try:
+        await asyncio.wait_for(_read_all(client), _PATIENCE_S)
+        report.whole += 1
+    except ClientError:
+        return time.monotonic()
+    except asyncio.TimeoutError:
+        report.wrong.append(f"a stream was silent for {_PATIENCE_S:g} s")
+    return None
+
+
+async def _read_all(client: AsyncGrpcClient) -> None:
+    async for _ in client.astream(MODEL, [5, 6, 7], max_tokens=MAX_MODEL_LEN - 3, ignore_eos=True):
+        pass
+
+
+async def _back(client: AsyncGrpcClient, known: Known, killed: float) -> float | None:
+    """Returns the seconds from the kill to the first right answer."""
+    while time.monotonic() < killed + _PATIENCE_S:
+        try:
+            options = {"max_tokens": len(known.answer), "temperature": 0, "ignore_eos": True}
+            got = await client.generate(MODEL, list(known.prompt), timeout_s=5.0, token_ids=True, **options)
+        except ClientError:
+            await asyncio.sleep(0.02)
+            continue
+        if tuple(got.token_ids or ()) == known.answer:
+            return time.monotonic() - killed
+    return None
+
+
+async def _watch_bystander(client: AsyncGrpcClient, ended: asyncio.Event, report: KillsReport) -> None:
+    while not ended.is_set():
+        try:
+            answer = (await client.infer(BYSTANDER, {"x": [[1.5]]}))["y"].tolist()
+            if answer != [[1.5]]:
+                report.wrong.append(f"the other model answered {answer}")
+            report.bystander += 1
+        except ClientError as error:
+            report.wrong.append(f"the other model: {error}")
+        await asyncio.sleep(0.01)
+
+
+async def _settled_regions(served: Served, expected: int) -> int:
+    deadline = time.monotonic() + 20
+    while (count := len(regions(served.process.pid))) != expected and time.monotonic() < deadline:
+        await asyncio.sleep(0.1)
+    return count
