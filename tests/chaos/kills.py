@@ -20,7 +20,7 @@ from tests.serving import Served
 
 BACK_WITHIN_S = 5.0
 _PATIENCE_S = 30.0
-_STREAMS = 4
+_STREAMS = 16  # more than fit: the last ones' answers take seconds
 
 
 @dataclass
@@ -66,9 +66,11 @@ async def run_kills(served: Served, known: Sequence[Known], count: int, seed: in
 async def _kill_once(
     served: Served, client: AsyncGrpcClient, rng: random.Random, known: Known, report: KillsReport
 ) -> None:
-    streams = [asyncio.create_task(_long_answer(client, report)) for _ in range(_STREAMS)]
-    await asyncio.sleep(rng.uniform(0.0, 0.5))
     (stub,) = [stub for stub in living_stubs(served.triton_pid) if stub.model == MODEL]
+    begun = asyncio.Event()  # the first of them
+    streams = [asyncio.create_task(_long_answer(client, begun, report)) for _ in range(_STREAMS)]
+    await asyncio.wait_for(begun.wait(), _PATIENCE_S)
+    await asyncio.sleep(rng.uniform(0.0, 0.05))
     os.kill(stub.pid, signal.SIGKILL)
     killed = time.monotonic()
     back_s = await _back(client, known, killed)
@@ -82,10 +84,10 @@ async def _kill_once(
     await asyncio.sleep(QUICK_S + 0.5)  # what dies sooner is taken for a loop, and waits longer and longer
 
 
-async def _long_answer(client: AsyncGrpcClient, report: KillsReport) -> float | None:
+async def _long_answer(client: AsyncGrpcClient, begun: asyncio.Event, report: KillsReport) -> float | None:
     """Returns when an error ended the stream, or None where the answer was whole."""
     try:
-        await asyncio.wait_for(_read_all(client), _PATIENCE_S)
+        await asyncio.wait_for(_read_all(client, begun), _PATIENCE_S)
         report.whole += 1
     except ClientError:
         return time.monotonic()
@@ -94,9 +96,9 @@ async def _long_answer(client: AsyncGrpcClient, report: KillsReport) -> float | 
     return None
 
 
-async def _read_all(client: AsyncGrpcClient) -> None:
+async def _read_all(client: AsyncGrpcClient, begun: asyncio.Event) -> None:
     async for _ in client.astream(MODEL, [5, 6, 7], max_tokens=MAX_MODEL_LEN - 3, ignore_eos=True):
-        pass
+        begun.set()
 
 
 async def _back(client: AsyncGrpcClient, known: Known, killed: float) -> float | None:
