@@ -22,12 +22,13 @@ from clients.openai_server.body import BodyReader, parse_body
 from clients.openai_server.embeddings import embed, embedding_response
 from clients.openai_server.errors import ApiError, model_not_found, unavailable
 from clients.openai_server.front import Front
-from clients.openai_server.generations import Generations, unless_gone
+from clients.openai_server.generations import Generations
 from clients.openai_server.metrics import CONTENT_TYPE, RequestMetrics, all_metrics
 from clients.openai_server.models import LanguageModel, Model, Models
 from clients.openai_server.request_record import record_of
 from clients.openai_server.schemas import ChatRequest, CompletionRequest, EmbeddingRequest
 from clients.openai_server.settings import Settings
+from clients.openai_server.work import unless_gone
 from clients.retries import NO_RETRIES
 
 log = logging.getLogger("modelkiln.openai")

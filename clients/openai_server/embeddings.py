@@ -13,9 +13,9 @@ import numpy.typing as npt
 from clients.async_grpc import AsyncGrpcClient
 from clients.errors import ClientError
 from clients.openai_server.errors import ApiError, error_from_client
-from clients.openai_server.generations import all_or_none
 from clients.openai_server.models import EmbeddingModel
 from clients.openai_server.schemas import EmbeddingRequest
+from clients.openai_server.work import all_or_none
 
 _BATCHES_AT_ONCE = 8
 Vectors = npt.NDArray[np.float32]  # [num_texts, dimensions]

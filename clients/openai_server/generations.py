@@ -6,7 +6,7 @@ import asyncio
 import json
 import time
 import uuid
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -19,60 +19,21 @@ from clients.async_grpc import AsyncGrpcClient
 from clients.errors import ClientError
 from clients.generation import Chunk
 from clients.openai_server.answers import Usage
-from clients.openai_server.body import ClientGone
 from clients.openai_server.chat import ChatStream, chat_response
 from clients.openai_server.completions import CompletionStream, completion_response
-from clients.openai_server.errors import deadline_error, error_from_client
-from clients.openai_server.front import Receive, Scope, Send
+from clients.openai_server.errors import error_from_client
+from clients.openai_server.front import Scope, Send
 from clients.openai_server.models import LanguageModel, Models
 from clients.openai_server.prompts import Prompt, chat_prompt, completion_prompts
 from clients.openai_server.request_record import RequestRecord, record_of
 from clients.openai_server.sampling import chat_sampling, completion_sampling
 from clients.openai_server.schemas import ChatRequest, CompletionRequest, NamedTool, Sampling
 from clients.openai_server.tool_calls import HermesParser, NamedParser, RequiredParser, ToolParser
+from clients.openai_server.work import Work, all_or_none, merged
 
 Result = TypeVar("Result")
 _PROMPTS_AT_ONCE = 32  # of one request; others wait their turn here and not in the engine's queue
 _EVENT_STREAM = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
-
-
-class Work(Response):
-    """A response whose making is cancelled, and with it what Triton computes, when its client goes."""
-
-    def __init__(self, work: Callable[[Send], Coroutine[Any, Any, None]], limit_s: float) -> None:
-        self._work = work
-        self._limit_s = limit_s
-        self.background = None
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await unless_gone(receive, self._work(send), self._limit_s)
-
-
-async def unless_gone(receive: Receive, work: Coroutine[Any, Any, Result], limit_s: float) -> Result:
-    """Runs work to its end, or cancels it when the client closes the connection or too much time has passed.
-
-    Raises:
-        ClientGone: the client closed it first.
-        ApiError: it took longer than the limit.
-    """
-    task = asyncio.create_task(work)
-    watch = asyncio.create_task(_gone(receive))
-    try:
-        done, _ = await asyncio.wait({task, watch}, timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
-        if not done:
-            raise deadline_error(f"the answer was not complete within {limit_s:g} seconds")
-        if not task.done():
-            raise ClientGone
-        return task.result()
-    finally:
-        watch.cancel()
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-
-
-async def _gone(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
 
 
 class Stream(Protocol):
@@ -199,7 +160,7 @@ class Generations:
         return await all_or_none([one(request) for request in requests])
 
     def _chunks(self, requests: Sequence[Prepared]) -> AsyncGenerator[tuple[int, Chunk]]:
-        return _merged([self._stream(number, request) for number, request in enumerate(requests)])
+        return merged([self._stream(number, request) for number, request in enumerate(requests)], _PROMPTS_AT_ONCE)
 
     async def _stream(self, number: int, request: Prepared) -> AsyncGenerator[tuple[int, Chunk]]:
         """Yields an answer's chunks with the number of its prompt; ending the iteration early cancels the request."""
@@ -239,53 +200,6 @@ def _call_id() -> str:
 
 def _include_usage(request: Sampling) -> bool:
     return bool(request.stream_options and request.stream_options.include_usage)
-
-
-async def all_or_none(work: Sequence[Coroutine[Any, Any, Result]]) -> list[Result]:
-    """Runs everything side by side; the first error, or a cancel, ends the others."""
-    tasks = [asyncio.create_task(one) for one in work]
-    try:
-        return list(await asyncio.gather(*tasks))
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-
-
-async def _merged(sources: Sequence[AsyncGenerator[tuple[int, Chunk]]]) -> AsyncGenerator[tuple[int, Chunk]]:
-    """Yields what any of the sources yields; the first error ends all."""
-    if len(sources) == 1:
-        async with aclosing(sources[0]) as only:
-            async for found in only:
-                yield found
-        return
-    queue: asyncio.Queue[tuple[int, Chunk] | Exception | None] = asyncio.Queue()
-    turns = asyncio.Semaphore(_PROMPTS_AT_ONCE)
-
-    async def pump(source: AsyncGenerator[tuple[int, Chunk]]) -> None:
-        try:
-            async with turns, aclosing(source) as chunks:
-                async for found in chunks:
-                    queue.put_nowait(found)
-            queue.put_nowait(None)
-        except Exception as error:
-            queue.put_nowait(error)
-
-    tasks = [asyncio.create_task(pump(source)) for source in sources]
-    try:
-        running = len(tasks)
-        while running:
-            item = await queue.get()
-            if item is None:
-                running -= 1
-            elif isinstance(item, Exception):
-                raise item
-            else:
-                yield item
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def _send_stream(
