@@ -40,3 +40,16 @@ class RequestRefused(ModelkilnError):
     def __init__(self, message: str, code: str) -> None:
         super().__init__(message)
         self.code = code
+
+
+def prompt_too_long(num_tokens: int, max_model_len: int) -> RequestRefused:
+    """Returns the refusal of a prompt that leaves no room for an answer.
+
+    Args:
+        max_model_len: tokens of a prompt and its answer together.
+    """
+    return RequestRefused(
+        f"the prompt has {num_tokens} tokens, {max_model_len - 1} are allowed: prompt and answer together have room "
+        f"for {max_model_len}",
+        "too_long",
+    )

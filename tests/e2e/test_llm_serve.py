@@ -17,6 +17,7 @@ import pytest
 import tritonclient.grpc as grpc
 
 from backends.llm import LLMEngine, SamplingParams
+from backends.llm.tokenizers import load_tokenizer
 from compiler.llm.config import llm_config
 from compiler.shared_memory import shared_memory_prefix
 from compiler.triton_config import text_from_config
@@ -261,6 +262,17 @@ def test_g13_g14_a_stop_string_over_token_borders(stream, plain):
     found, errors = stream.read(2)
     assert not errors and text_of(found["stream"]) == text_of(found["whole"]) == text[:3]
     assert found["stream"][-1]["finish_reason"][0] == found["whole"][-1]["finish_reason"][0] == b"stop"
+
+
+def test_g16_an_answer_that_is_half_a_character_has_no_text(server, smollm2):
+    tokenizer = load_tokenizer(smollm2)
+    first, *others = tokenizer.encode("🙂")
+    assert others and tokenizer.token_bytes(first) in "🙂".encode()
+    body = {"text_input": "a", "exclude_input_in_output": True, "return_num_output_tokens": True}
+    parameters = json.dumps({"logit_bias": {str(first): 100}, "max_tokens": 1})
+    status, text = post(server, "generate", {**body, "sampling_parameters": parameters})
+    answer = json.loads(text)
+    assert (status, answer["text_output"], answer["num_output_tokens"]) == (200, "", 1)
 
 
 def test_errors_of_every_kind_between_good_requests(stream, plain):

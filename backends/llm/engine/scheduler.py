@@ -24,7 +24,7 @@ from backends.llm.engine.kv_cache_manager import KVCacheManager
 from backends.llm.engine.outputs import RequestId, RequestUpdate, ScheduledRequest, SchedulerOutput, SchedulerStats
 from backends.llm.engine.policies import Queue, policy_named
 from backends.llm.engine.request import FinishReason, Request
-from backends.llm.errors import RequestRefused
+from backends.llm.errors import RequestRefused, prompt_too_long
 
 
 @dataclass(slots=True)
@@ -109,11 +109,7 @@ class Scheduler:
         if not request.prompt_token_ids:
             raise RequestRefused("the prompt has no tokens, at least 1 is needed", "invalid")
         if request.num_prompt_tokens >= self.max_model_len:
-            raise RequestRefused(
-                f"the prompt has {request.num_prompt_tokens} tokens, {self.max_model_len - 1} are allowed: prompt and "
-                f"answer together have room for {self.max_model_len}",
-                "too_long",
-            )
+            raise prompt_too_long(request.num_prompt_tokens, self.max_model_len)
         limit = self.config.max_waiting
         if limited and limit is not None and self.num_waiting >= limit:
             raise RequestRefused(f"{self.num_waiting} requests wait already, {limit} are allowed", "overloaded")

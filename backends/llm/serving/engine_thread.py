@@ -144,17 +144,20 @@ class EngineThread:
                 return False
             commands, self._commands = self._commands, []
         for command in commands:
-            if isinstance(command, _Add):
-                self._add(command)
-            elif isinstance(command, _Abort):
-                self._tell(self._engine.abort(command.request_id))
-            else:
-                self._tell_refusal(command.kind)
+            self._do(command)
         if self._engine.has_requests:
             outputs = self._engine.step()
-            self._tell(outputs)
+            self._tell_outputs(outputs)
             self._sink.step(outputs)
         return True
+
+    def _do(self, command: _Command) -> None:
+        if isinstance(command, _Add):
+            self._add(command)
+        elif isinstance(command, _Abort):
+            self._tell_outputs(self._engine.abort(command.request_id))
+        else:
+            self._tell(lambda observer: observer.refused(command.kind))
 
     def _add(self, command: _Add) -> None:
         request = command.request
@@ -172,26 +175,28 @@ class EngineThread:
             if not isinstance(error, ModelkilnError):
                 log.exception("request %s was not taken", command.request_id)
             refusal = response_error(error, request.prompt_input)
-            self._tell_refusal(refusal.kind)
+            self._tell(lambda observer: observer.refused(refusal.kind))
             self._sink.refuse(command.request_id, refusal)
         else:
-            for observer in self._observers:
-                observer.added(command.request_id, request.params, command.received_ns)
+            self._tell(lambda observer: observer.added(command.request_id, request.params, command.received_ns))
 
     def _fail(self, error: Exception) -> None:
         log.error("the engine failed", exc_info=error)
         self._has_failed = True
-        for observer in self._observers:
-            observer.failed(time.monotonic_ns())
+        self._tell(lambda observer: observer.failed(time.monotonic_ns()))
         with self._changed:
             self._refusal = ResponseError("internal", f"the engine failed with {type(error).__name__}")
 
-    def _tell(self, outputs: Sequence[StepOutput]) -> None:
+    def _tell_outputs(self, outputs: Sequence[StepOutput]) -> None:
         if self._observers:
             stats, now_ns = self._engine.stats(), time.monotonic_ns()
-            for observer in self._observers:
-                observer.stepped(outputs, stats, now_ns)
+            self._tell(lambda observer: observer.stepped(outputs, stats, now_ns))
 
-    def _tell_refusal(self, kind: str) -> None:
+    def _tell(self, tell: Callable[[EngineObserver], None]) -> None:
+        """Tells all observers; one that fails hears nothing more, and no request suffers."""
         for observer in self._observers:
-            observer.refused(kind)
+            try:
+                tell(observer)
+            except Exception:
+                log.exception("an observer failed, and hears nothing more")
+                self._observers = tuple(other for other in self._observers if other is not observer)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from backends.llm.errors import InvalidRequest
+from backends.llm.errors import InvalidRequest, prompt_too_long
 from backends.llm.sampling.params import SamplingParams
 from backends.llm.sampling.params_json import params_from_json
 
@@ -61,6 +61,7 @@ class ServedRequest:
 def request_from_tensors(
     tensors: Tensors,
     *,
+    max_model_len: int,
     parameters: str = "",
     timeout_us: int = 0,
     default_deadline_ms: float | None = None,
@@ -69,6 +70,7 @@ def request_from_tensors(
 
     Args:
         tensors: the inputs that it has; strings are objects of bytes, as Triton hands them over.
+        max_model_len: tokens of a prompt and its answer together; many more are refused here, before they are copied.
         parameters: the request's own parameters as JSON, which stand for `sampling_parameters` where that is absent:
             this is where `/generate` puts what is no input. Unknown ones are ignored, since they may be for others.
         timeout_us: Triton's request timeout, 0 for none; the earliest deadline counts.
@@ -76,9 +78,10 @@ def request_from_tensors(
 
     Raises:
         InvalidRequest: with the name of the input or of the sampling parameter.
+        RequestRefused: `input_ids` can never fit.
     """
     stream = _flag(tensors, "stream")
-    prompt_input, prompt = _prompt(tensors)
+    prompt_input, prompt = _prompt(tensors, max_model_len)
     outputs = frozenset(output for name, output in RETURN_INPUTS.items() if _flag(tensors, name))
     params = _params(tensors, parameters, outputs)
     if "token_ids" in outputs and params.n > 1:
@@ -97,7 +100,7 @@ def request_from_tensors(
     )
 
 
-def _prompt(tensors: Tensors) -> tuple[str, str | tuple[int, ...]]:
+def _prompt(tensors: Tensors, max_model_len: int) -> tuple[str, str | tuple[int, ...]]:
     given = [name for name in ("text_input", "input_ids") if name in tensors]
     if len(given) != 1:
         raise InvalidRequest(
@@ -107,6 +110,9 @@ def _prompt(tensors: Tensors) -> tuple[str, str | tuple[int, ...]]:
         )
     if given == ["text_input"]:
         return "text_input", _text(tensors, "text_input")
+    num_tokens = tensors["input_ids"].size
+    if num_tokens >= max_model_len:
+        raise prompt_too_long(num_tokens, max_model_len)
     return "input_ids", tuple(tensors["input_ids"].reshape(-1).tolist())
 
 

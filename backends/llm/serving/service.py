@@ -47,7 +47,8 @@ class Service:
     ) -> None:
         self._options = options
         self._tokenizer = engine.tokenizer
-        self._prompts = PromptEncoder(engine.tokenizer, engine.scheduler.max_model_len)
+        self._max_model_len = engine.scheduler.max_model_len
+        self._prompts = PromptEncoder(engine.tokenizer, self._max_model_len)
         self._ids = itertools.count()
         self._closed = False
         self._delivery = Delivery(self._abort)
@@ -87,6 +88,7 @@ class Service:
         try:
             request = request_from_tensors(
                 tensors,
+                max_model_len=self._max_model_len,
                 parameters=parameters,
                 timeout_us=timeout_us,
                 default_deadline_ms=self._options.default_deadline_ms,

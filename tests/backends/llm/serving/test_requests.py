@@ -7,7 +7,7 @@ import json
 import numpy as np
 import pytest
 
-from backends.llm.errors import InvalidRequest
+from backends.llm.errors import InvalidRequest, RequestRefused
 from backends.llm.serving.requests import request_from_tensors
 
 
@@ -32,7 +32,11 @@ def tensors(**values):
 
 def read(parameters="", timeout_us=0, default_deadline_ms=None, **values):
     return request_from_tensors(
-        tensors(**values), parameters=parameters, timeout_us=timeout_us, default_deadline_ms=default_deadline_ms
+        tensors(**values),
+        max_model_len=64,
+        parameters=parameters,
+        timeout_us=timeout_us,
+        default_deadline_ms=default_deadline_ms,
     )
 
 
@@ -151,3 +155,10 @@ def test_what_is_wrong_is_refused_by_its_name(values, field, words):
     with pytest.raises(InvalidRequest, match=words) as refused:
         read(**given)
     assert refused.value.param == field and len(str(refused.value)) < 500
+
+
+def test_token_ids_that_never_fit_are_refused_before_they_are_copied():
+    assert len(read(input_ids=[1] * 63).prompt) == 63
+    with pytest.raises(RequestRefused, match="the prompt has 64 tokens, 63 are allowed") as refused:
+        read(input_ids=[1] * 64)
+    assert refused.value.code == "too_long"

@@ -387,6 +387,22 @@ def test_observers_are_told_of_everything():
     ]
 
 
+@pytest.mark.parametrize("name", ["added", "refused", "stepped"])
+def test_an_observer_that_fails_hears_nothing_more_and_no_request_suffers(name, make_service):
+    seen = Seen()
+
+    def fail(*arguments):
+        seen.told.append("failed here")
+        raise RuntimeError("out of counters")
+
+    setattr(seen, name, fail)
+    service = Service(make_engine(), ServiceOptions(), [seen])
+    assert ask(service, input_ids=[97]).wait().errors
+    assert ask(service, text_input="hello", max_tokens=9).wait().text == answer("hello", 9)
+    service.close()
+    assert seen.told.count("failed here") == 1 and seen.told[-1] == "failed here"
+
+
 def test_options_of_the_config_are_checked():
     assert ServiceOptions.from_parameters({"other": "x"}).default_deadline_ms is None
     assert ServiceOptions.from_parameters({"default_deadline_ms": "60000"}).default_deadline_ms == 60000
