@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import time
 from typing import Any
 
@@ -28,6 +29,7 @@ from clients.retries import RetryPolicy
 CONNECTIONS = 100
 # The longest line of an answer is twice this.
 _BUFFER_BYTES = 8 * 2**20
+_LARGE_BYTES = 2**18
 
 
 class AsyncHttpClient(AsyncTritonClient):
@@ -70,7 +72,8 @@ class AsyncHttpClient(AsyncTritonClient):
         return session.request(
             method,
             URL(f"http://{self.url}{request.path}", encoded=True),
-            data=request.body or None,
+            # A large body at once would hold up the event loop.
+            data=io.BytesIO(request.body) if len(request.body) > _LARGE_BYTES else request.body or None,
             headers=dict(request.headers),
             timeout=aiohttp.ClientTimeout(total=timeout_s),
         )

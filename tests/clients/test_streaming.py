@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import json
+import sys
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -27,6 +28,7 @@ from clients import (
     Usage,
 )
 from clients.async_base import AsyncTritonClient
+from tests.serving import ROOT
 from tests.triton_models import TritonAddress
 
 FOREVER = {"max_tokens": 100_000}  # at 20 ms a token it takes half an hour: only a cancel can end it in time
@@ -310,7 +312,9 @@ def test_an_error_in_the_middle_comes_after_what_was_said(on_server: OnServer) -
     on_server(test)
 
 
-def test_a_time_limit_ends_an_answer_that_does_not_come(on_server: OnServer) -> None:
+def test_a_time_limit_ends_an_answer_that_does_not_come(on_server: OnServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("clients.core.DEADLINE_GRACE_S", 0.1)
+
     async def test(client: AsyncTritonClient) -> None:
         before = await count_of(client, "cancelled")
         # The test's model knows no deadline: the client's own limit, later by its grace, has to do.
@@ -350,3 +354,42 @@ def test_1000_requests_at_once(on_server: OnServer) -> None:
         assert all(await asyncio.gather(*(one(value) for value in range(1000))))
 
     on_server(test)
+
+
+def test_f08_requests_that_wait_overlap(on_server: OnServer) -> None:
+    async def test(client: AsyncTritonClient) -> None:
+        tasks = [asyncio.create_task(client.generate("chat", "hold 10", max_tokens=1)) for _ in range(10)]
+        # None of the ten is answered before all ten are under way.
+        assert [answer.text for answer in await asyncio.gather(*tasks)] == ["w0 "] * 10
+
+    on_server(test)
+
+
+_READ_TWO_AND_HANG = """
+import sys
+from clients import GrpcClient, HttpClient
+client = GrpcClient(sys.argv[2]) if sys.argv[1] == "grpc" else HttpClient(sys.argv[2])
+stream = client.stream("chat", "wait 20", max_tokens=100_000)
+print(next(stream).text, next(stream).text, flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.parametrize("protocol", ["grpc", "http"])
+def test_f09_a_client_that_is_killed_ends_its_answer(protocol: str, triton: TritonAddress) -> None:
+    address = triton.grpc_url if protocol == "grpc" else triton.http_url
+
+    async def test() -> None:
+        async with AsyncGrpcClient(triton.grpc_url) as client:
+            before = await count_of(client, "cancelled")
+            command = [sys.executable, "-c", _READ_TWO_AND_HANG, protocol, address]
+            process = await asyncio.create_subprocess_exec(
+                *command, cwd=ROOT, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
+            )
+            assert process.stdout is not None
+            assert await process.stdout.readline() == b"w0  w1 \n"
+            process.kill()
+            await process.wait()
+            await until(client, "cancelled", before + 1)
+
+    asyncio.run(test())
