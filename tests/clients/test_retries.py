@@ -216,3 +216,19 @@ def test_readiness_is_answered_at_once() -> None:
         with HttpClient(entry.address, retries=WhenRefused(action=lambda: opened.append(True))) as client:
             assert client.is_ready() is False
         assert opened == []
+
+
+@pytest.mark.parametrize("client_type", [HttpClient, AsyncHttpClient])
+def test_no_compressed_answer_is_asked_for(client_type: type[HttpClient | AsyncHttpClient]) -> None:
+    """Triton would compress: an answer of 5 MiB took it two seconds."""
+
+    async def ask(client: AsyncHttpClient) -> None:
+        async with client:
+            await client.server_metadata()
+
+    with door("127.0.0.1:1", cut=2) as entry:  # aiohttp itself asks a question twice
+        entry.open()
+        client = client_type(entry.address, retries=RetryPolicy(attempts=1))
+        with pytest.raises(ServerUnavailable):
+            asyncio.run(ask(client)) if isinstance(client, AsyncHttpClient) else client.server_metadata()
+        assert b"accept-encoding: identity\r\n" in entry.requests[0].lower()
