@@ -10,7 +10,7 @@ from typing import Any, ClassVar, TypeVar
 
 from clients.async_streams import AsyncSource, AsyncTextStream
 from clients.core import ClientCore
-from clients.errors import ClientError, ServerError, ServerUnavailable
+from clients.errors import ClientError, DeadlineExceeded, ServerError, ServerUnavailable
 from clients.generation import GenerateOptions, Generation, Prompt, generate_request
 from clients.protocol import Arrays, Call, Json, Protocol
 from clients.requests import InferRequest, InputValue, Outputs, build_request
@@ -37,6 +37,7 @@ class AsyncTritonClient(ClientCore, ABC):
         super().__init__(url, timeout_s, retries)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._watcher = AsyncWatcher(self._may_serve)
+        self._asking = asyncio.Lock()
 
     async def config(self, model: str, version: str = "") -> Json:
         """The model's configuration, as the JSON form of Triton's `ModelConfig`."""
@@ -58,8 +59,10 @@ class AsyncTritonClient(ClientCore, ABC):
         """Inputs and outputs of `model`, asked for once and remembered."""
         key = (model, version)
         if key not in self._metadata:
-            answer = await self._run(self._protocol.model_metadata(model, version))
-            self._metadata[key] = metadata_from_json(answer, await self.config(model, version))
+            async with self._asking:  # a thousand first calls ask once
+                if key not in self._metadata:
+                    answer = await self._run(self._protocol.model_metadata(model, version))
+                    self._metadata[key] = metadata_from_json(answer, await self.config(model, version))
         return self._metadata[key]
 
     async def is_ready(self) -> bool:
@@ -142,9 +145,11 @@ class AsyncTritonClient(ClientCore, ABC):
     async def _may_serve(self, model: Model) -> bool:
         """False where the server says that a model is not ready; silence says nothing."""
         try:
-            return await self.model_ready(*model)
-        except ClientError:
+            return await self._run(self._protocol.model_ready(*model), retries=NO_RETRIES)
+        except (DeadlineExceeded, ServerUnavailable):
             return True
+        except ServerError:
+            return False
 
     def shared_memory(self, byte_size: int) -> AsyncSharedRegion:
         """A region of shared memory, known to the server within `async with`; see `TritonClient.shared_memory`."""

@@ -95,7 +95,6 @@ class _GrpcSource(AsyncSource):
         self._client = client
         self._call = call
         self._messages = StreamMessages()
-        self._begun = False
 
     async def read(self) -> GetOutput | None:
         import grpc

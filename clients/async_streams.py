@@ -59,8 +59,9 @@ class AsyncTextStream(Pieces):
             try:
                 self._take(await self._source.read() if self._source and self._begun else await self._first())
             except BaseException as error:
-                if self._lost:
-                    raise StreamBroken(self._address, self._lost) from error
+                # A call that is cancelled here raises what a cancelled task does: only we know that it was not ours.
+                if self._ended and isinstance(error, (ClientError, asyncio.CancelledError)):
+                    raise StreamBroken(self._address, self._lost or "another task closed it") from error
                 if isinstance(error, ServerError):
                     await self._finish()
                 else:

@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import Any, ClassVar, TypeVar
 
 from clients.core import ClientCore
-from clients.errors import ClientClosed, ClientError, ServerError, ServerUnavailable
+from clients.errors import ClientClosed, ClientError, DeadlineExceeded, ServerError, ServerUnavailable
 from clients.generation import GenerateOptions, Generation, Prompt, generate_request
 from clients.protocol import Arrays, Call, Json, Protocol
 from clients.requests import InferRequest, InputValue, Outputs, build_request
@@ -251,9 +251,11 @@ class TritonClient(ClientCore, ABC):
     def _may_serve(self, model: Model) -> bool:
         """False where the server says that a model is not ready; silence says nothing."""
         try:
-            return self.model_ready(*model)
-        except ClientError:
+            return self._run(self._protocol.model_ready(*model), retries=NO_RETRIES)
+        except (DeadlineExceeded, ServerUnavailable):
             return True
+        except ServerError:
+            return False
 
     def _register(self, block: SharedBlock) -> None:
         self._run(self._protocol.register_region(block.name, block.key, block.byte_size))

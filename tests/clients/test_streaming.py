@@ -258,6 +258,21 @@ def test_f10_a_cancelled_task_cancels_on_the_server(on_server: OnServer) -> None
     on_server(test)
 
 
+def test_f10_another_task_may_close_a_stream_that_is_waiting(on_server: OnServer) -> None:
+    async def test(client: AsyncTritonClient) -> None:
+        before = await count_of(client, "cancelled")
+        stream = client.astream("chat", "wait 200", **FOREVER)
+        await anext(stream)
+        reading = asyncio.create_task(anext(stream))
+        await asyncio.sleep(0)
+        await stream.aclose()
+        with pytest.raises(StreamBroken, match="another task closed it"):
+            await reading
+        await until(client, "cancelled", before + 1)
+
+    on_server(test)
+
+
 def test_a_stream_that_is_never_read_sends_nothing(on_server: OnServer) -> None:
     async def test(client: AsyncTritonClient) -> None:
         client.astream("chat", SLOW, **FOREVER)
