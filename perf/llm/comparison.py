@@ -31,9 +31,8 @@ def compare_llm(old: LlmReport, new: LlmReport) -> Comparison:
 def _changes(old: LlmLevel, new: LlmLevel) -> list[Change]:
     repeated = min(len(old.measurements), len(new.measurements)) > 1
     found = [change_of(new.load, "output tokens/s", old.tokens_per_s, new.tokens_per_s, repeated)]
-    goods = [level.spread_of(lambda one: one.goodput_rps) for level in (old, new)]
-    if goods[0] is not None and goods[1] is not None:
-        found.append(change_of(new.load, "good/s", goods[0], goods[1], repeated))
+    if old.goodput is not None and new.goodput is not None:
+        found.append(change_of(new.load, "good/s", old.goodput, new.goodput, repeated))
     for metric in METRICS:
         for name in _PERCENTILES:
             before, after = old.latency(metric, name), new.latency(metric, name)

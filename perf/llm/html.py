@@ -48,7 +48,7 @@ def _token_figure(report: LlmReport) -> dict[str, object]:
 def _request_figure(report: LlmReport) -> dict[str, object]:
     series = [Series("completed", tuple((level.value, level.typical.requests_rps) for level in report.levels), 0)]
     if report.settings.goodput_limits_ms:
-        good = tuple((level.value, level.typical.goodput_rps or 0.0) for level in report.levels)
+        good = tuple((level.value, level.goodput.median if level.goodput else 0.0) for level in report.levels)
         series.append(Series("goodput", good, 1))
     if report.mode == "open":
         series.append(Series("asked for", tuple((level.value, level.value) for level in report.levels), 2))

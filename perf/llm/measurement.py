@@ -249,8 +249,17 @@ def _warnings(one: LlmMeasurement) -> list[str]:
             f"the client used {one.client_cores:.2f} cores ({one.client_us_per_token or 0:.0f} us a token): "
             "its own delay is in the figures; use a second machine or fewer streams"
         )
-    shown = {name.upper(): getattr(one, name) for name in ("ttft", "tpot", "itl")}
+    return found + _too_few(one)
+
+
+def _too_few(one: LlmMeasurement) -> list[str]:
+    """Says which percentiles have too few samples, in one line for those that have as many."""
+    metrics: dict[tuple[int, tuple[str, ...]], list[str]] = {}
+    shown = {"TTFT": one.ttft, "TPOT": one.tpot, "ITL": one.itl}
     for name, latency in shown.items():
         if latency is not None and latency.unsupported:
-            found.append(f"{latency.samples} samples are too few for {', '.join(latency.unsupported)} of {name}")
-    return found
+            metrics.setdefault((latency.samples, latency.unsupported), []).append(name)
+    return [
+        f"{samples} samples are too few for {', '.join(percentiles)} of {' and '.join(names)}"
+        for (samples, percentiles), names in metrics.items()
+    ]

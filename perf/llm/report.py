@@ -60,6 +60,11 @@ class LlmLevel:
     def tokens_per_s(self) -> Spread:
         return spread([one.output_tokens_per_s for one in self.measurements])
 
+    @property
+    def goodput(self) -> Spread | None:
+        """Good requests per second; None without limits."""
+        return self.spread_of(lambda one: one.goodput_rps)
+
     def latency(self, metric: str, percentile: str) -> Spread | None:
         """One percentile of one of `METRICS` over the repeats; None where a repeat has none."""
 

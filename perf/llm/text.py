@@ -26,7 +26,7 @@ def llm_rows(report: LlmReport) -> Rows:
         row = [number(level.value)] + ([shown_optional(typical.achieved_rps)] if opened else [])
         row += [_shown(level, level.tokens_per_s), _shown(level, level.spread_of(lambda one: one.requests_rps))]
         row += [_latency(level, metric, name) for metric, name in _COLUMNS]
-        row += [_shown(level, level.spread_of(lambda one: one.goodput_rps))] if goodput else []
+        row += [_shown(level, level.goodput)] if goodput else []
         rows.append([*row, str(typical.completed), str(typical.failed)])
     return rows
 

@@ -13,7 +13,7 @@ import statistics
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 
@@ -32,8 +32,8 @@ FIRST_TOKENS = 10  # requests of one round for TTFT, one after the other
 FLOORS = {"gRPC": 0.85, "OpenAI": 0.70}  # of the engine's tokens/s
 TTFT_LIMIT_MS = 10.0  # that Triton and its gRPC stream may add at p50
 LIMITS_MS = {"ttft": 500.0, "tpot": 50.0}
-MIXED_RPS = 5.0
-MIXED = (Lengths("uniform", 16, 256), Lengths("uniform", 8, 128))  # tokens in and out
+MIXED = (Lengths("uniform", 16, 256), Lengths("uniform", 8, 128))  # tokens in and out, in an open loop
+MIXED_RPS = 4.0
 LOADS: tuple[Arrivals, ...] = (*map(ClosedLoop, STREAMS), OpenLoop(MIXED_RPS, "poisson"))
 WINDOW_S = 10.0
 MIXED_WINDOW_S = 20.0
@@ -154,17 +154,24 @@ def bench_goodput(addresses: dict[str, str], rounds: int) -> bool:
     for number in range(rounds):
         for index, load in enumerate(LOADS):
             for name in list(addresses)[:: -1 if number % 2 else 1]:
-                options = PromptOptions(input_lengths=MIXED[0], output_lengths=MIXED[1], seed=10 * number + index)
-                duration_s = MIXED_WINDOW_S if isinstance(load, OpenLoop) else WINDOW_S
-                settings = LlmSettings(duration_s, goodput_limits_ms=LIMITS_MS, warmup_requests=2)
-                found[name][index].append(_measure("openai", addresses[name], options, load, settings))
+                found[name][index].append(_goodput_of(addresses[name], load, 10 * number + index))
     return print_goodput(found, rounds)
+
+
+def _goodput_of(address: str, load: Arrivals, seed: int) -> LlmMeasurement:
+    options, duration_s = _options(seed, 0, OUTPUT_TOKENS), WINDOW_S
+    if isinstance(load, OpenLoop):
+        options, duration_s = replace(options, input_lengths=MIXED[0], output_lengths=MIXED[1]), MIXED_WINDOW_S
+        load = replace(load, seed=seed)
+    settings = LlmSettings(duration_s, goodput_limits_ms=LIMITS_MS, warmup_requests=2)
+    return _measure("openai", address, options, load, settings)
 
 
 def print_goodput(found: dict[str, list[list[LlmMeasurement]]], rounds: int) -> bool:
     """Prints the measurements by system and load, ours first; returns whether ours is the best under every load."""
     limits = ", ".join(f"{name.upper()} <= {limit:g} ms" for name, limit in LIMITS_MS.items())
-    print(f"\nGood requests/s ({limits}), prompts of {MIXED[0]} tokens, answers of {MIXED[1]}, OpenAI API;")
+    print(f"\nGood requests/s ({limits}) over the OpenAI API, {INPUT_TOKENS} tokens in and {OUTPUT_TOKENS} out")
+    print(f"for a number of clients, {MIXED[0]} in and {MIXED[1]} out at a rate;")
     print(f"medians (lowest-highest) of {rounds} rounds in turn; beside it tokens/s, TTFT p50 and p99, TPOT p50 in ms")
     print("| | " + " | ".join(map(str, LOADS)) + " |\n" + "|---" * (len(LOADS) + 1) + "|")
     goods = {name: [[one.goodput_rps or 0.0 for one in taken] for taken in levels] for name, levels in found.items()}
