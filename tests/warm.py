@@ -25,19 +25,22 @@ import torch._dynamo
 import torch.export
 import torch.onnx
 
+from tests.exporter_library import read_once
+
 # Imported for what comes with them; the project's own modules are imported by each command. ONNX Runtime and OpenVINO
 # start threads when they are imported, which a fork would lose.
 HEAVY = (numpy, onnx, onnx_ir, onnxscript, torch)
 
 
 def main() -> None:
-    for line in sys.stdin:
-        command = json.loads(line)
-        child = os.fork()
-        if child == 0:
-            run(command)
-        _, status = os.waitpid(child, 0)
-        print(os.waitstatus_to_exitcode(status), flush=True)
+    with read_once(20):  # the opset that specs have unless they say another
+        for line in sys.stdin:
+            command = json.loads(line)
+            child = os.fork()
+            if child == 0:
+                run(command)
+            _, status = os.waitpid(child, 0)
+            print(os.waitstatus_to_exitcode(status), flush=True)
 
 
 def run(command: dict[str, Any]) -> NoReturn:

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.exporter_library import read_once
+
 SPEC = """
 name: small
 source: {factory: FACTORY}
@@ -19,6 +21,13 @@ inputs:
 outputs:
   - {name: y, dtype: float32}
 """
+
+
+@pytest.fixture(scope="module")
+def exporter_library() -> Iterator[None]:
+    """Each export of a module in less time: see tests/exporter_library.py."""
+    with read_once():
+        yield
 
 
 @pytest.fixture

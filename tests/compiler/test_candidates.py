@@ -16,6 +16,8 @@ from tests.compiler.conftest import SPEC
 from tests.compiler.test_cli import MODEL
 from tests.serving import run_compile
 
+pytestmark = pytest.mark.usefixtures("exporter_library")  # once for all exports of this module
+
 PARITY = ParityReport((), Tolerance(None, 0, 0))
 
 

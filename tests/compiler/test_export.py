@@ -18,6 +18,8 @@ from compiler.spec import model_spec_from_file
 from compiler.triton_config import config_from_text
 from tests.compiler.conftest import SPEC
 
+pytestmark = pytest.mark.usefixtures("exporter_library")  # once for all exports of this module
+
 
 def _build(path: Path) -> BuildResult:
     return compile_model(model_spec_from_file(path), Repository(path.parent / "repo"))

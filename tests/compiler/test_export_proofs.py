@@ -16,6 +16,8 @@ from compiler.spec import model_spec_from_file
 from tests.compiler.conftest import SPEC
 from tests.serving import run_compile
 
+pytestmark = pytest.mark.usefixtures("exporter_library")  # once for all exports of this module
+
 
 def _build(path: Path) -> BuildResult:
     return compile_model(model_spec_from_file(path), Repository(path.parent / "repo"))

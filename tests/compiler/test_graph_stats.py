@@ -16,6 +16,8 @@ from compiler.spec import model_spec_from_file
 from tests.compiler.test_cli import MODEL
 from tests.serving import run_compile
 
+pytestmark = pytest.mark.usefixtures("exporter_library")  # once for all exports of this module
+
 
 def _model(nodes, weights, shape):
     graph = onnx.helper.make_graph(

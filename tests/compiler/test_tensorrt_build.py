@@ -24,6 +24,8 @@ from compiler.triton_config import config_from_text
 from tests.compiler.conftest import SPEC
 from tests.serving import ROOT, run_compile
 
+pytestmark = pytest.mark.usefixtures("exporter_library")  # once for all exports of this module
+
 trt = pytest.importorskip("tensorrt_rtx", reason="pip install 'modelkiln[rtx]'")
 NO_GPU = pytest.mark.skipif(bool(host_gpus()), reason="this machine has a GPU: tests/gpu/run.sh covers it")
 

@@ -31,6 +31,8 @@ from compiler.targets.tensorrt_build import parse_onnx
 from compiler.targets.tensorrt_library import TENSORRT_RTX
 from tests.compiler.tensorrt_models import spec_from
 
+pytestmark = pytest.mark.usefixtures("exporter_library")  # once for all exports of this module
+
 trt = pytest.importorskip("tensorrt_rtx", reason="pip install 'modelkiln[rtx]'")
 
 ENCODER = Path("ensembles/text_embedding/encoder.yaml")

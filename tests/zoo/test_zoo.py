@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,6 +18,7 @@ from compiler.pipeline import compile_model
 from compiler.repository import Repository
 from compiler.spec import ModelSpec, model_spec_from_file
 from compiler.targets.registry import target_named
+from tests.exporter_library import read_once
 from tests.zoo import idioms, outputs, sequence, vision, wrapped
 from tests.zoo.entry import Entry
 
@@ -43,15 +43,11 @@ BOTH_TARGETS = [
 
 
 @pytest.fixture(scope="module", autouse=True)
-def one_registry() -> Iterator[None]:
-    """The exporter reads its whole library of operators again for each export: once is enough for all of these."""
-    from torch.onnx._internal.exporter._registration import ONNXRegistry
-
-    original, threads = ONNXRegistry.__dict__["from_torchlib"], torch.get_num_threads()
+def quick() -> Iterator[None]:
+    threads = torch.get_num_threads()
     torch.set_num_threads(1)  # the models are tiny: threads would only wait for each other
-    ONNXRegistry.from_torchlib = staticmethod(functools.cache(ONNXRegistry.from_torchlib))
-    yield
-    ONNXRegistry.from_torchlib = original
+    with read_once():
+        yield
     torch.set_num_threads(threads)
 
 
