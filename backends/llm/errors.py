@@ -27,6 +27,16 @@ class LogitsError(ModelkilnError):
     kind = "logits"
 
 
+class GrammarError(LogitsError):
+    """An answer cannot go on within its grammar: it needs more work than is allowed, or no token fits.
+
+    Attributes:
+        param: the field that is wrong, as of InvalidRequest.
+    """
+
+    param = "structured_outputs"
+
+
 class RequestRefused(ModelkilnError):
     """The engine does not take a request; nothing was changed.
 

@@ -367,7 +367,7 @@ class LLMEngine:
         sequence.group.held = []
         outputs = []
         for each in failed:
-            each.error = str(error)
+            each.error, each.error_param = str(error), getattr(error, "param", "")
             self.scheduler.finish(each.request_id, FinishReason.ERROR)
             outputs.append(self._ended(each, each.answer.finish(FinishReason.ERROR)))
         return outputs

@@ -21,6 +21,7 @@ class StepOutput:
         error: why the answer failed, where `delta.finish_reason` is ERROR.
         scheduled_ns: when the answer was first given a place in a step, on the engine's clock; None before that.
         num_preemptions: of the answer so far.
+        error_param: the request's field that it failed for, empty where it was not the request's fault.
     """
 
     request_id: str
@@ -32,6 +33,7 @@ class StepOutput:
     error: str = ""
     scheduled_ns: int | None = None
     num_preemptions: int = 0
+    error_param: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,6 +29,7 @@ class Sequence:
     answer: Answer
     draft: Draft = NO_DRAFT
     error: str = ""
+    error_param: str = ""
 
     @property
     def request_id(self) -> RequestId:
@@ -51,6 +52,7 @@ class Sequence:
             self.error,
             self.request.scheduled_ns,
             self.request.num_preemptions,
+            self.error_param,
         )
 
     def completion(self) -> Completion:

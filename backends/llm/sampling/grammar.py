@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from backends.llm.errors import InvalidRequest, LogitsError
+from backends.llm.errors import GrammarError, InvalidRequest, LogitsError
 from backends.llm.sampling.grammar_source import Vocabulary, lark_from, llguidance
 from backends.llm.sampling.grammar_trial import GrammarTrial, compiled, error_of, library_tokenizer
 from backends.llm.sampling.structured_outputs import StructuredOutputs
@@ -54,7 +54,7 @@ class Matcher:
         """Takes note of the answer's next token.
 
         Raises:
-            LogitsError: the token is not allowed, or the grammar needs more work than is allowed.
+            GrammarError: the token is not allowed, or the grammar needs more work than is allowed.
         """
         if not self._matcher.consume_token(token_id):
             raise _too_much(self._matcher)
@@ -217,6 +217,6 @@ def _refusal(wanted: StructuredOutputs, reason: str) -> InvalidRequest:
     )
 
 
-def _too_much(matcher: Any) -> LogitsError:
+def _too_much(matcher: Any) -> GrammarError:
     reason = error_of(matcher) or "the token is not allowed here"
-    return LogitsError(f"structured_outputs: the answer cannot go on within its grammar: {reason[:300]}")
+    return GrammarError(f"structured_outputs: the answer cannot go on within its grammar: {reason[:300]}")

@@ -125,9 +125,10 @@ class Delivery:
         self._ask(self._generating, (len(self._generating) + 1) // 2)
 
     def _deliver_one(self, request: _Open, outputs: Sequence[StepOutput]) -> None:
-        failed = next((output.error for output in outputs if output.error), "")
-        if failed:
-            self._give_up(request, ResponseError("internal", failed))
+        failed = next((output for output in outputs if output.error), None)
+        if failed is not None:
+            kind = "invalid_request" if failed.error_param else "internal"
+            self._give_up(request, ResponseError(kind, failed.error, failed.error_param))
             return
         try:
             for output in outputs:

@@ -233,6 +233,17 @@ def wait_until_idle(engine):
         time.sleep(0.001)
 
 
+def test_an_answer_that_leaves_its_grammar_is_the_requests_own_error(make_service):
+    engine = make_engine()
+    masks = engine._grammars.masks
+    engine._grammars.masks = lambda requests: [np.full_like(mask, -1) for mask in masks(requests)]
+    service = make_service(engine=engine)
+    pattern = json.dumps({"structured_outputs": {"regex": "[a-c]{60}"}, "ignore_eos": True})
+    (error,) = ask(service, text_input="hello", max_tokens=60, sampling_parameters=pattern).wait().errors
+    assert str(error).startswith("[invalid_request:structured_outputs] structured_outputs: the answer cannot go on")
+    assert ask(service, text_input="hello", max_tokens=9).wait().text == answer("hello", 9)
+
+
 def test_f09_f10_generation_ends_within_three_steps_of_a_cancel_and_the_blocks_are_free(make_service):
     engine = make_engine()
     service = make_service(engine=engine)
