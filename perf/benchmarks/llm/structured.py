@@ -3,7 +3,8 @@
     python -m perf.benchmarks.llm.structured model.gguf
 
 One engine; every answer has as many tokens, whether it is complete then or not. The first turn does not count. Beside
-the tokens per second stands what a step takes of the processor outside of the model, which other jobs hardly change.
+the tokens per second stand processor times, which other jobs on the machine hardly change: of the process to that of
+the free answers, and of the engine's thread in one step outside of the model ("own").
 """
 
 from __future__ import annotations
@@ -57,8 +58,9 @@ def main() -> int:
         "tokens/s",
         "to free",
         "of the rounds",
+        "processor time",
         "masks",
-        "outside of the model",
+        "own",
     ]
     print(f"| {' | '.join(columns)} |\n{'|---' * len(columns)}|")
     for streams in arguments.streams:
@@ -73,6 +75,7 @@ def main() -> int:
                 print(
                     f"| {streams} | {sampling} | {name} | {statistics.median(r.tokens_per_s for r in runs):.0f} | "
                     f"{statistics.median(ratios):.2f}x | {ratios[0]:.2f}-{ratios[-1]:.2f} | "
+                    f"{statistics.median(turn[name].cpu_s / turn['free'].cpu_s for turn in rounds):.2f}x | "
                     f"{statistics.median(r.mask_share for r in runs):.1%} of the time | "
                     f"{1e3 * statistics.median(r.own_s for r in runs):.2f} ms a step |",
                     flush=True,
@@ -83,11 +86,18 @@ def main() -> int:
 
 @dataclass(frozen=True)
 class Run:
-    """One turn: tokens of all streams per second, the share of the time that went into masks, and the processor time
-    of the engine's thread in one step without the model's."""
+    """One turn.
+
+    Attributes:
+        tokens_per_s: of all streams.
+        mask_share: of the time, that went into masks.
+        cpu_s: processor time of the whole process.
+        own_s: of the engine's thread, in one step without the model's.
+    """
 
     tokens_per_s: float
     mask_share: float
+    cpu_s: float
     own_s: float
 
 
@@ -119,12 +129,14 @@ def _run(
     ]
     before = engine.stats()
     began, cpu_began, model.seconds = time.perf_counter(), time.thread_time(), 0.0
+    all_cpu_began = time.process_time()
     results = engine.generate([prompt] * streams, params, progress=False)
+    all_cpu = time.process_time() - all_cpu_began
     seconds, cpu = time.perf_counter() - began, time.thread_time() - cpu_began - model.seconds
     stats = engine.stats()
     tokens = sum(len(result.outputs[0].token_ids) for result in results)
     masked = stats.mask_seconds - before.mask_seconds
-    return Run(tokens / seconds, masked / seconds, cpu / (stats.num_steps - before.num_steps))
+    return Run(tokens / seconds, masked / seconds, all_cpu, cpu / (stats.num_steps - before.num_steps))
 
 
 if __name__ == "__main__":
