@@ -18,6 +18,7 @@ from starlette.responses import JSONResponse, Response
 
 from clients.async_grpc import AsyncGrpcClient
 from clients.openai_server import responses
+from clients.openai_server.answers import Usage
 from clients.openai_server.body import BodyReader, parse_body
 from clients.openai_server.embeddings import embed, embedding_response
 from clients.openai_server.errors import ApiError, model_not_found, unavailable
@@ -137,7 +138,9 @@ def _add_model_routes(app: fastapi.FastAPI, service: Service) -> None:
         texts = [wanted.input] if isinstance(wanted.input, str) else wanted.input
         work = embed(service.triton, model, texts, service.settings.limits.request_s)
         vectors = await unless_gone(request.receive, work, service.settings.limits.request_s)
-        return JSONResponse(embedding_response(wanted, model, vectors))
+        num_tokens = await asyncio.to_thread(model.count_tokens, texts)
+        record_of(request.scope).usage = Usage(num_tokens)
+        return JSONResponse(embedding_response(wanted, model, vectors, num_tokens))
 
 
 def _add_generation_routes(app: fastapi.FastAPI, service: Service) -> None:

@@ -50,8 +50,10 @@ async def embed(triton: AsyncGrpcClient, model: EmbeddingModel, texts: Sequence[
     return np.concatenate(await all_or_none([one(batch) for batch in batches]))
 
 
-def embedding_response(request: EmbeddingRequest, model: EmbeddingModel, vectors: Vectors) -> dict[str, Any]:
-    """Returns the body of the answer. Tokens are counted inside the model, which does not tell: their number is 0.
+def embedding_response(
+    request: EmbeddingRequest, model: EmbeddingModel, vectors: Vectors, num_tokens: int
+) -> dict[str, Any]:
+    """Returns the body of the answer.
 
     Raises:
         ApiError: other dimensions are asked for than the model has, or a vector is not finite.
@@ -71,5 +73,5 @@ def embedding_response(request: EmbeddingRequest, model: EmbeddingModel, vectors
         "object": "list",
         "data": [{"object": "embedding", "index": i, "embedding": one} for i, one in enumerate(data)],
         "model": model.name,
-        "usage": {"prompt_tokens": 0, "total_tokens": 0},
+        "usage": {"prompt_tokens": num_tokens, "total_tokens": num_tokens},
     }

@@ -6,10 +6,12 @@ import asyncio
 import json
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
+
+import tokenizers
 
 from backends.llm.engine.load import stored_settings
 from backends.llm.tokenizers import Tokenizer, load_tokenizer
@@ -60,6 +62,7 @@ class EmbeddingModel:
     Attributes:
         max_batch_size: 0 where the model does not batch.
         extra_dims: dimensions of the input behind the batch, all 1.
+        tokenizer: of the library `tokenizers`, where the repository has one for this model.
     """
 
     name: str
@@ -69,6 +72,13 @@ class EmbeddingModel:
     output_name: str
     max_batch_size: int
     extra_dims: tuple[int, ...]
+    tokenizer: Any = None
+
+    def count_tokens(self, texts: Sequence[str]) -> int:
+        """Returns how many tokens texts have, with those that the model cuts off; 0 where that cannot be known."""
+        if self.tokenizer is None:
+            return 0
+        return sum(len(encoding.ids) for encoding in self.tokenizer.encode_batch(list(texts)))
 
 
 Model = LanguageModel | EmbeddingModel
@@ -165,7 +175,29 @@ def _model_from_config(repository: Path, name: str, version: str, config: Json) 
         return None
     max_batch_size = int(config.get("max_batch_size", 0))
     extra = (1,) * (len(dims) if max_batch_size else len(dims) - 1)
-    return EmbeddingModel(name, version, created, needed[0]["name"], outputs[0]["name"], max_batch_size, extra)
+    tokenizer = _text_tokenizer(repository, name, version, config, needed[0]["name"])
+    names = needed[0]["name"], outputs[0]["name"]
+    return EmbeddingModel(name, version, created, *names, max_batch_size, extra, tokenizer)
+
+
+def _text_tokenizer(repository: Path, name: str, version: str, config: Json, text_input: str) -> Any:
+    """Returns the tokenizer of a model, or of the step of an ensemble that takes the text; None where there is none."""
+    folder = repository / name / version
+    for step in config.get("ensemble_scheduling", {}).get("step", []):
+        if text_input in step.get("input_map", {}).values():
+            versions = [f for f in (repository / step["model_name"]).glob("*") if f.name.isdigit()]
+            folder = max(versions, key=lambda f: int(f.name), default=folder)
+    file = folder / "tokenizer.json"
+    if not file.is_file():
+        return None
+    try:
+        tokenizer = tokenizers.Tokenizer.from_file(str(file))
+    except Exception as error:  # the library raises nothing more particular
+        log.warning("%s cannot be read, so the tokens of %s are not counted: %s", file.name, name, error)
+        return None
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer
 
 
 def _language_model(folder: Path, name: str, version: str, created: int) -> LanguageModel | None:

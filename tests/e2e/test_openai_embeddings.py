@@ -21,4 +21,5 @@ def test_embeddings_are_those_of_the_ensemble(served: Served) -> None:
     vectors = np.array([entry.embedding for entry in found.data], np.float32)
     assert vectors.shape == (36, 384) and [entry.index for entry in found.data] == list(range(36))
     assert np.allclose(vectors, np.tile(expected, (9, 1)), atol=1e-5)
+    assert plain.usage.prompt_tokens == 7  # [CLS] the cat sits outside . [SEP]
     assert np.allclose(plain.data[0].embedding, expected[0], atol=1e-5)

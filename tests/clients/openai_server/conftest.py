@@ -125,6 +125,7 @@ def write_repository(repository: Path) -> None:
     manifest = {"llm": {"max_model_len": 4096}}
     (folder / "1" / "manifest.json").write_text(json.dumps(manifest))
     write_python_model(repository, "embedder", EMBED_CODE, EMBED_CONFIG)
+    write_tokenizer(repository / "embedder" / "1")
     write_tiny_llm(repository / "tiny" / "1")
     write_python_model(repository, "identity")
 

@@ -89,6 +89,7 @@ def test_embeddings_in_batches_of_what_the_model_takes(front: Served) -> None:
     vectors = [entry["embedding"] for entry in answer["data"]]
     assert [(v[0], v[2]) for v in vectors] == [(1, 97), (2, 98), (3, 99), (4, 100), (1, 101)]
     assert [entry["index"] for entry in answer["data"]] == [0, 1, 2, 3, 4]
+    assert answer["usage"] == {"prompt_tokens": 16, "total_tokens": 16}  # 11 bytes, and <bos> before each text
     assert _embed(front, input="é").json["data"][0]["embedding"] == [2, 1, 0xC3, 0.5]
 
 

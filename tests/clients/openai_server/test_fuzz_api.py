@@ -21,7 +21,7 @@ schemathesis = pytest.importorskip("schemathesis", reason="needs Python 3.11")
 
 NUM_CASES = int(os.environ.get("MODELKILN_FUZZ_CASES", "150"))
 SLOWEST_S = 2.0 if NUM_CASES > 1000 else 20.0  # in the long run alone, when the machine does nothing else
-GETS, POSTS = 0.05, 0.8 / 3  # shares of the cases, for each operation
+GETS, POSTS = 0.01, 1 / 3  # shares of the cases, for each operation
 
 
 def _operations(front: Served) -> list[Any]:
