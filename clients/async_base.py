@@ -15,7 +15,7 @@ from clients.generation import GenerateOptions, Generation, Prompt, generate_req
 from clients.protocol import Arrays, Call, Json, Protocol
 from clients.requests import InferRequest, InputValue, Outputs, build_request
 from clients.retries import NO_RETRIES, RetryPolicy
-from clients.shared_memory import UNREGISTER_WAITS_S, SharedBlock, is_in_use
+from clients.shared_memory import UNREGISTER_WAITS_S, AsyncSharedRegion, SharedBlock, is_in_use
 from clients.streams import whole_answer
 from clients.types import ModelMetadata, metadata_from_json
 from clients.watch import AsyncWatcher, Model
@@ -213,28 +213,3 @@ class AsyncTritonClient(ClientCore, ABC):
             else:
                 attempts.succeeded()
                 return answer
-
-
-class AsyncSharedRegion(SharedBlock):
-    """Shared memory that one client's server knows within `async with`."""
-
-    def __init__(self, client: AsyncTritonClient, byte_size: int) -> None:
-        super().__init__(byte_size)
-        self._client = client
-
-    async def __aenter__(self) -> AsyncSharedRegion:
-        try:
-            await self._client._register(self)
-        except ClientError as error:
-            self.unlink()
-            raise self.refused(self._client.url, error) from error
-        except BaseException:
-            self.unlink()
-            raise
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.unlink()
-        await self._client._unregister(self)

@@ -18,7 +18,7 @@ from clients.generation import GenerateOptions, Generation, Prompt, generate_req
 from clients.protocol import Arrays, Call, Json, Protocol
 from clients.requests import InferRequest, InputValue, Outputs, build_request
 from clients.retries import NO_RETRIES, RetryPolicy
-from clients.shared_memory import UNREGISTER_WAITS_S, SharedBlock, is_in_use
+from clients.shared_memory import UNREGISTER_WAITS_S, SharedBlock, SharedRegion, is_in_use
 from clients.streams import Source, TextStream, whole_answer
 from clients.types import ModelMetadata, metadata_from_json
 from clients.watch import Model, Watcher
@@ -286,32 +286,3 @@ class TritonClient(ClientCore, ABC):
         for old in stale:
             old.close()
         return connection
-
-
-class SharedRegion(SharedBlock):
-    """Shared memory that one client's server knows, until it is closed."""
-
-    def __init__(self, client: TritonClient, byte_size: int) -> None:
-        super().__init__(byte_size)
-        self._client = client
-        self._open = True
-        try:
-            client._register(self)
-        except ClientError as error:
-            self.unlink()
-            raise self.refused(client.url, error) from error
-
-    def close(self) -> None:
-        """Takes it from the server and removes it; arrays in it stay valid. A second call does nothing."""
-        self.unlink()
-        if self._open:
-            self._open = False
-            self._client._unregister(self)
-
-    def __enter__(self) -> SharedRegion:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()

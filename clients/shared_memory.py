@@ -1,4 +1,4 @@
-"""Tensors in system shared memory, which a server on the same host reads and writes in place. Asks no server."""
+"""Tensors in system shared memory, which a server on the same host reads and writes in place."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ import os
 import secrets
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from types import TracebackType
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -144,3 +145,77 @@ def _allocate(path: Path, byte_size: int) -> mmap.mmap:
         ) from error
     finally:
         os.close(descriptor)
+
+
+class Registrar(Protocol):
+    """A client, as far as a region needs it."""
+
+    url: str
+
+    def _register(self, block: SharedBlock) -> None: ...
+
+    def _unregister(self, block: SharedBlock) -> None: ...
+
+
+class AsyncRegistrar(Protocol):
+    """The same for asyncio."""
+
+    url: str
+
+    async def _register(self, block: SharedBlock) -> None: ...
+
+    async def _unregister(self, block: SharedBlock) -> None: ...
+
+
+class SharedRegion(SharedBlock):
+    """Shared memory that one client's server knows, until it is closed."""
+
+    def __init__(self, client: Registrar, byte_size: int) -> None:
+        super().__init__(byte_size)
+        self._client = client
+        self._open = True
+        try:
+            client._register(self)
+        except ClientError as error:
+            self.unlink()
+            raise self.refused(client.url, error) from error
+
+    def close(self) -> None:
+        """Takes it from the server and removes it; arrays in it stay valid. A second call does nothing."""
+        self.unlink()
+        if self._open:
+            self._open = False
+            self._client._unregister(self)
+
+    def __enter__(self) -> SharedRegion:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class AsyncSharedRegion(SharedBlock):
+    """Shared memory that one client's server knows within `async with`."""
+
+    def __init__(self, client: AsyncRegistrar, byte_size: int) -> None:
+        super().__init__(byte_size)
+        self._client = client
+
+    async def __aenter__(self) -> AsyncSharedRegion:
+        try:
+            await self._client._register(self)
+        except ClientError as error:
+            self.unlink()
+            raise self.refused(self._client.url, error) from error
+        except BaseException:
+            self.unlink()
+            raise
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.unlink()
+        await self._client._unregister(self)
