@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import threading
 import time
 
@@ -428,3 +430,16 @@ def test_f07_one_instance_on_a_device():
     for groups in ([(2, [])], [(1, []), (1, [])], [(1, [0, 1]), (1, [1])]):
         with pytest.raises(UsageError, match="instance_group has the counts"):
             check_instances(groups)
+
+
+def test_what_the_stub_imports_is_little():
+    """The start of a model is mostly imports otherwise: torch alone takes seconds."""
+    code = (
+        "import sys, backends.llm.serving.service, backends.llm.serving.metrics_publisher\n"
+        "from backends.llm.engine.load import engine_settings\n"
+        "engine_settings({})\n"
+        "heavy = ('torch', 'onnx', 'onnxruntime', 'onnxscript', 'transformers', 'tritonclient', 'rich', 'click')\n"
+        "print([name for name in heavy if name in sys.modules], 'openvino' in sys.modules)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[] True\n"
