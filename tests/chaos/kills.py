@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from clients.async_grpc import AsyncGrpcClient
 from clients.errors import ClientError
 from compiler.restart_policy import QUICK_S
-from compiler.stubs import living_stubs
+from compiler.stubs import Stub, living_stubs
 from tests.chaos.model import BYSTANDER, MAX_MODEL_LEN, MODEL, Known
 from tests.chaos.observed import regions
 from tests.serving import Served
@@ -66,7 +66,10 @@ async def run_kills(served: Served, known: Sequence[Known], count: int, seed: in
 async def _kill_once(
     served: Served, client: AsyncGrpcClient, rng: random.Random, known: Known, report: KillsReport
 ) -> None:
-    (stub,) = [stub for stub in living_stubs(served.triton_pid) if stub.model == MODEL]
+    stub = await _stub(served)
+    if stub is None:
+        report.wrong.append(f"the model has no process within {_PATIENCE_S:g} s of its last answer")
+        return
     begun = asyncio.Event()  # the first of them
     streams = [asyncio.create_task(_long_answer(client, begun, report)) for _ in range(_STREAMS)]
     await asyncio.wait_for(begun.wait(), _PATIENCE_S)
@@ -82,6 +85,16 @@ async def _kill_once(
         if ended_at is not None:
             report.told_s.append(ended_at - killed)
     await asyncio.sleep(QUICK_S + 0.5)  # what dies sooner is taken for a loop, and waits longer and longer
+
+
+async def _stub(served: Served) -> Stub | None:
+    deadline = time.monotonic() + _PATIENCE_S
+    while time.monotonic() < deadline:
+        for stub in living_stubs(served.triton_pid):
+            if stub.model == MODEL:
+                return stub
+        await asyncio.sleep(0.1)
+    return None
 
 
 async def _long_answer(client: AsyncGrpcClient, begun: asyncio.Event, report: KillsReport) -> float | None:
