@@ -145,7 +145,8 @@ def _add_model_routes(app: fastapi.FastAPI, service: Service) -> None:
 
 def _add_generation_routes(app: fastapi.FastAPI, service: Service) -> None:
     statuses = responses.errors(400, 429, *_READ_ERRORS)
-    stream: responses.Responses = {200: {"content": {"text/event-stream": {"schema": {"type": "string"}}}}}
+    events = {"description": "Events whose data is a chunk of the answer as JSON; the last one's is [DONE]."}
+    stream: responses.Responses = {200: {"content": {"text/event-stream": {"schema": events}}}}
 
     @app.post("/v1/chat/completions", response_model=responses.ChatResponse, responses={**statuses, **stream})
     async def chat_completions(request: fastapi.Request) -> Response:
