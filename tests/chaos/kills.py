@@ -110,7 +110,9 @@ async def _long_answer(client: AsyncGrpcClient, begun: asyncio.Event, report: Ki
 
 
 async def _read_all(client: AsyncGrpcClient, begun: asyncio.Event) -> None:
-    async for _ in client.astream(MODEL, [5, 6, 7], max_tokens=MAX_MODEL_LEN - 3, ignore_eos=True):
+    # With its ids each token is a response; this model's may have no text for a long time.
+    options = {"max_tokens": MAX_MODEL_LEN - 3, "ignore_eos": True}
+    async for _ in client.astream(MODEL, [5, 6, 7], token_ids=True, **options):
         begun.set()
 
 
