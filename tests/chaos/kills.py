@@ -144,6 +144,9 @@ async def _watch_bystander(client: AsyncGrpcClient, ended: asyncio.Event, report
 
 async def _settled_regions(served: Served, expected: int) -> int:
     deadline = time.monotonic() + 20
-    while (count := len(regions(served.process.pid))) != expected and time.monotonic() < deadline:
+    while time.monotonic() < deadline:
+        found = regions(served.process.pid)
+        if len(found) == expected and found == {stub.region for stub in living_stubs(served.triton_pid)}:
+            break
         await asyncio.sleep(0.1)
-    return count
+    return len(found)
