@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -21,6 +22,8 @@ Logprobs = list[dict[str, Any]]
 GetOutput = Callable[[str], "list[Any] | None"]
 
 _ALWAYS = ("finish_reason", "num_input_tokens", "num_output_tokens", "num_cached_tokens")
+# A finish reason while an answer goes on: the text of None, which Triton's vLLM backend made customary.
+GOES_ON = "None"
 _RESERVED = ("stream", "text_input", "input_ids", "sampling_parameters")
 
 
@@ -172,6 +175,7 @@ class ChunkReader:
     def __init__(self) -> None:
         self.finished = False
         self._ended: set[int] = set()
+        self._num_output_tokens: Counter[int] = Counter()  # by answer; a response counts its own
 
     def read(self, get: GetOutput) -> list[Chunk]:
         """The chunks of one response, in the order of the answers; those that ended before give none.
@@ -186,11 +190,12 @@ class ChunkReader:
         logprobs, token_ids, sums = get("logprobs"), get("token_ids"), get("cumulative_logprob")
         silent = token_ids is None and logprobs is None
         chunks = []
+        self._num_output_tokens.update(dict(enumerate(get("num_output_tokens") or ())))
         for answer, text in enumerate(texts):
             if answer in self._ended:
                 continue
             reason = reasons[answer] if reasons else None
-            if reason == "null":
+            if reason == GOES_ON:
                 reason = None
             if reason is not None:
                 self._ended.add(answer)
@@ -201,7 +206,7 @@ class ChunkReader:
                     text,
                     answer,
                     reason,
-                    _usage(get, answer) if reason is not None else None,
+                    self._usage(get, answer) if reason is not None else None,
                     json.loads(logprobs[answer]) if logprobs else None,
                     tuple(token_ids) if token_ids is not None else None,
                     sums[answer] if sums else None,
@@ -210,9 +215,8 @@ class ChunkReader:
         self.finished = reasons is None or len(self._ended) == len(texts)
         return chunks
 
-
-def _usage(get: GetOutput, index: int) -> Usage | None:
-    prompt, completion, cached = (get(f"num_{kind}_tokens") for kind in ("input", "output", "cached"))
-    if prompt is None or completion is None:
-        return None
-    return Usage(int(prompt[index]), int(completion[index]), int(cached[index]) if cached else 0)
+    def _usage(self, get: GetOutput, answer: int) -> Usage | None:
+        prompt, cached = get("num_input_tokens"), get("num_cached_tokens")
+        if prompt is None or answer not in self._num_output_tokens:
+            return None
+        return Usage(int(prompt[answer]), int(self._num_output_tokens[answer]), int(cached[answer]) if cached else 0)

@@ -74,7 +74,7 @@ class TritonPythonModel:
             return f"[invalid_request:temperature] temperature is {sampling['temperature']}; allowed: 0 or more"
         whole = {"inputs": json.dumps(inputs), "cancelled": str(self.cancelled), "running": str(self.running - 1)}
         if words[0] in whole:
-            sender.send(self._response(inputs, [whole[words[0]]] * answers, ["stop"] * answers, 1))
+            sender.send(self._response(inputs, [whole[words[0]]] * answers, ["stop"] * answers, 1, 1))
             return None
         if words[0] == "hold":
             with self.lock:
@@ -83,7 +83,7 @@ class TritonPythonModel:
         word = words[1] if words[0] == "say" else "w"
         if not inputs.get("stream", [False])[0]:
             text = "".join(f"{word}{i} " for i in range(count))
-            sender.send(self._response(inputs, [text] * answers, ["length"] * answers, count))
+            sender.send(self._response(inputs, [text] * answers, ["length"] * answers, count, count))
             return None
         for index in range(count):
             if words[0] == "wait":
@@ -101,11 +101,11 @@ class TritonPythonModel:
             # Answer i of n ends i tokens before the others, and is then silent.
             ends = [max(1, count - i) for i in range(answers)]
             texts = [f"{word}{index} " if index < end else "" for end in ends]
-            reasons = ["length" if index >= end - 1 else "null" for end in ends]
-            sender.send(self._response(inputs, texts, reasons, index + 1))
+            reasons = ["length" if index >= end - 1 else "None" for end in ends]
+            sender.send(self._response(inputs, texts, reasons, index + 1, 1))
         return None
 
-    def _response(self, inputs, texts, reasons, produced):
+    def _response(self, inputs, texts, reasons, produced, new):
         def wanted(name):
             return inputs.get(f"return_{name}", [False])[0]
 
@@ -114,7 +114,7 @@ class TritonPythonModel:
         if wanted("finish_reason"):
             outputs.append(pb_utils.Tensor("finish_reason", np.array(reasons, dtype=object)))
         prompt_tokens = len(inputs.get("input_ids", inputs.get("text_input", [""])[0].split()))
-        numbers = {"num_input_tokens": prompt_tokens, "num_output_tokens": produced, "num_cached_tokens": 0}
+        numbers = {"num_input_tokens": prompt_tokens, "num_output_tokens": new, "num_cached_tokens": 0}
         for name, value in numbers.items():
             if wanted(name):
                 outputs.append(pb_utils.Tensor(name, np.full(answers, value, np.uint32)))

@@ -87,13 +87,14 @@ def read_grpc(received: GrpcReceived) -> Answer:
 
 
 def _read_outputs(response: Any, counts: dict[str, int]) -> bool:
-    """Takes the counts of one response, which stand for the whole answer so far; returns whether it brought text."""
+    """Adds the counts of one response, whose output tokens are its own alone; returns whether it brought text."""
     has_text = False
     for tensor, content in zip(response.outputs, response.raw_output_contents, strict=False):
         if tensor.name == "text_output":
             has_text = len(content) > 4  # the length of the text comes before it
         elif tensor.datatype == "UINT32" and content:
-            counts[tensor.name] = int.from_bytes(content[:4], "little")
+            before = counts.get(tensor.name, 0) if tensor.name == "num_output_tokens" else 0
+            counts[tensor.name] = before + int.from_bytes(content[:4], "little")
     return has_text
 
 

@@ -101,5 +101,5 @@ def _take(outcome: Outcome, message: Any) -> None:
     for output, content in zip(response.outputs, response.raw_output_contents, strict=True):
         if output.name == "token_ids":
             outcome.tokens += np.frombuffer(content, np.int32).tolist()
-        elif output.name == "finish_reason" and content[4:] != b"null":
+        elif output.name == "finish_reason" and content[4:] != b"None":
             outcome.finish_reason = content[4:].decode()

@@ -44,8 +44,8 @@ def test_a_stream_of_texts_is_parsed_once(monkeypatch: pytest.MonkeyPatch) -> No
     texts = ["a", "é" * 100, "", "x" * 20_000, "end"]  # lengths of one, two and three bytes
     read = []
     for index, text in enumerate(texts, start=1):
-        reason = "stop" if index == len(texts) else "null"
-        read += chunks.read(reader.read(message(answer_of(text, reason, index))))
+        reason = "stop" if index == len(texts) else "None"
+        read += chunks.read(reader.read(message(answer_of(text, reason, 1))))
     assert read == [
         *(Chunk(text) for text in texts if text != "" and text != "end"),
         Chunk("end", finish_reason="stop", usage=Usage(7, 5)),
@@ -84,7 +84,7 @@ def test_whatever_comes_is_read_as_protobuf_reads_it(
 
 def test_an_error_after_responses_is_seen() -> None:
     reader = StreamMessages()
-    reader.read(message(answer_of("a", "null", 1)))
+    reader.read(message(answer_of("a", "None", 1)))
     failed = messages().ModelStreamInferResponse(error_message="[internal] the engine failed")
     with pytest.raises(EngineFailed):
         reader.read(failed.SerializeToString())
@@ -96,7 +96,7 @@ def test_an_error_after_responses_is_seen() -> None:
 
 def test_what_is_cut_is_no_response() -> None:
     reader = StreamMessages()
-    whole = message(answer_of("abc", "null", 1))
+    whole = message(answer_of("abc", "None", 1))
     reader.read(whole)
     for size in range(1, len(whole)):
         assert reader._contents(whole[:size]) is None

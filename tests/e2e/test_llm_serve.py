@@ -231,8 +231,8 @@ def test_g35_outputs_come_where_they_are_asked_for(stream, plain):
     assert all(set(r) == {"text_output", *wanted} and r["logprobs"].shape == (1,) for r in responses)
     chosen = [next(iter(entry)) for r in responses for entry in json.loads(r["logprobs"][0])]
     assert [int(i) for i in chosen] == list(plain[prompt].token_ids)
-    assert [r["num_output_tokens"][0] for r in responses] == list(range(1, 25))
-    assert [r["finish_reason"][0] for r in responses] == [b"null"] * 23 + [b"length"]
+    assert [r["num_output_tokens"][0] for r in responses] == [1] * 24
+    assert [r["finish_reason"][0] for r in responses] == [b"None"] * 23 + [b"length"]
 
 
 def test_n_answers(stream):

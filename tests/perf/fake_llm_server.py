@@ -176,20 +176,18 @@ class FakeTriton(service_pb2_grpc.GRPCInferenceServiceServicer):
             script, seen = self._fake.enter(inputs)
             if script.status != 200:
                 await context.abort(grpc.StatusCode.UNAVAILABLE, script.error)
-            total = 0
             async for tokens in self._fake.play(script, seen):
-                total += tokens
-                yield _response(total, b"text")
+                yield _response(tokens, b"text")
             if script.error is not None:
                 yield service_pb2.ModelStreamInferResponse(error_message=script.error)
             else:
-                yield _response(total, b"")  # FINAL
+                yield _response(0, b"")  # FINAL
 
 
-def _response(total: int, text: bytes) -> Any:
+def _response(tokens: int, text: bytes) -> Any:
     answer = service_pb2.ModelStreamInferResponse()
     values = {"text_output": len(text).to_bytes(4, "little") + text, "num_input_tokens": np.uint32(7).tobytes()}
-    values["num_output_tokens"] = np.uint32(total).tobytes()
+    values["num_output_tokens"] = np.uint32(tokens).tobytes()
     for name, content in values.items():
         answer.infer_response.outputs.add(name=name, datatype=OUTPUTS[name], shape=[1])
         answer.infer_response.raw_output_contents.append(content)

@@ -16,7 +16,7 @@ from backends.llm.serving.requests import ServedRequest
 from backends.llm.tokenizers.base import Tokenizer
 
 ResponseTensors = dict[str, npt.NDArray[Any]]
-GOES_ON = "null"
+GOES_ON = "None"  # the text of Python's None, which Triton's vLLM backend sends
 
 
 @dataclass(slots=True)
@@ -29,6 +29,7 @@ class _Pending:
     finish_reason: str = GOES_ON
     cumulative_logprob: float = 0.0
     num_output_tokens: int = 0
+    num_told: int = 0  # of them, in the responses before
 
 
 class ResponseBuilder:
@@ -78,13 +79,16 @@ class ResponseBuilder:
         if "num_input_tokens" in wanted:
             tensors["num_input_tokens"] = np.full(len(answers), self._num_input_tokens, dtype=np.uint32)
         if "num_output_tokens" in wanted:
-            tensors["num_output_tokens"] = np.array([a.num_output_tokens for a in answers], dtype=np.uint32)
+            tensors["num_output_tokens"] = np.array(
+                [a.num_output_tokens - a.num_told for a in answers], dtype=np.uint32
+            )
         if "num_cached_tokens" in wanted:
             tensors["num_cached_tokens"] = np.full(len(answers), self._num_cached_tokens, dtype=np.uint32)
         if "token_ids" in wanted:
             tensors["token_ids"] = np.array(answers[0].token_ids, dtype=np.int32)
         for answer in answers:
             answer.pieces, answer.token_ids, answer.logprobs = [], [], []
+            answer.num_told = answer.num_output_tokens
         self._has_news = False
         return tensors
 

@@ -69,7 +69,7 @@ def complete(front: Served, script: list[dict[str, Any]] | None = None, **fields
 
 def steps(*texts: str, reason: str = "stop") -> list[dict[str, Any]]:
     """A script with one answer, whose last text comes with the reason."""
-    found = [{"text": [text], "reason": ["null"]} for text in texts]
+    found = [{"text": [text], "reason": ["None"]} for text in texts]
     found[-1]["reason"] = [reason]
     return found
 

@@ -37,7 +37,7 @@ def answer(sender, inputs):
     steps = (sampling.get("structured_outputs") or {}).get("script", default)
     if not inputs["stream"]:
         steps = whole(steps)
-    for number, step in enumerate(steps):
+    for step in steps:
         time.sleep(step.get("sleep_s", 0))
         if "error" in step:
             sender.send(pb_utils.InferenceResponse(error=pb_utils.TritonError(step["error"])), flags=FINAL)
@@ -46,7 +46,7 @@ def answer(sender, inputs):
             "text_output": np.array(step["text"], dtype=object),
             "finish_reason": np.array(step["reason"], dtype=object),
             "num_input_tokens": np.full(len(step["text"]), len(inputs["input_ids"]), np.uint32),
-            "num_output_tokens": np.full(len(step["text"]), number + 1, np.uint32),
+            "num_output_tokens": np.ones(len(step["text"]), np.uint32),
             "num_cached_tokens": np.full(len(step["text"]), 3, np.uint32),
         }
         if "logprobs" in sampling:

@@ -77,8 +77,8 @@ def test_texts_that_are_held_back_make_no_chunk(front: Served) -> None:
 
 def test_n_answers_keep_their_indexes_and_end_once(front: Served) -> None:
     script = [
-        {"text": ["a", "x"], "reason": ["null", "null"]},
-        {"text": ["b", ""], "reason": ["null", "length"]},
+        {"text": ["a", "x"], "reason": ["None", "None"]},
+        {"text": ["b", ""], "reason": ["None", "length"]},
         {"text": ["c", ""], "reason": ["stop", "length"]},  # the backend may repeat why an answer ended
     ]
     events = chat(front, script, stream=True, n=2).events
@@ -93,7 +93,7 @@ def test_n_answers_keep_their_indexes_and_end_once(front: Served) -> None:
 
 def test_logprobs_have_the_bytes_of_tokens(front: Served) -> None:
     script = [
-        {"text": ["a"], "reason": ["null"], "logprobs": [_tokens("a")]},
+        {"text": ["a"], "reason": ["None"], "logprobs": [_tokens("a")]},
         {"text": [""], "reason": ["stop"], "logprobs": [_tokens("b")]},  # a token whose text is not out
     ]
     best = {"token": "é", "logprob": -0.25, "bytes": [195, 169]}

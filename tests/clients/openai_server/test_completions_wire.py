@@ -71,7 +71,7 @@ def test_echo_puts_the_prompt_before_every_answer(front: Served) -> None:
 
 def test_logprobs_in_the_older_form(front: Served) -> None:
     token = {"7": {"logprob": -0.5, "rank": 1, "decoded_token": "ab", "bytes": [97, 98]}}
-    script = [{"text": ["ab"], "reason": [r], "logprobs": [[token]]} for r in ("null", "stop")]
+    script = [{"text": ["ab"], "reason": [r], "logprobs": [[token]]} for r in ("None", "stop")]
     expected = {
         "tokens": ["ab", "ab"],
         "token_logprobs": [-0.5, -0.5],

@@ -40,7 +40,7 @@ def test_the_engines_errors(front: Served, text: str, status: int, param: str, c
 
 
 def test_a_failure_in_mid_stream_is_an_event(front: Served, client: OpenAI) -> None:
-    script = [*steps("a", reason="null"), {"error": "[internal] /opt/x.py"}]
+    script = [*steps("a", reason="None"), {"error": "[internal] /opt/x.py"}]
     answer = chat(front, script, stream=True)
     assert answer.status == 200
     events = answer.body.decode().strip().split("\n\n")

@@ -116,7 +116,7 @@ def test_without_triton_requests_and_readiness_are_unavailable(port: int) -> Non
 def test_an_answer_that_takes_too_long_is_ended(front: Served, folder: Path) -> None:
     """Before its first token by a status, later by an event; the engine is given no deadline of ours."""
     settings = Settings(front.grpc, folder / "repository", limits=Limits(request_s=0.5))
-    slow = [{"text": ["a"], "reason": ["null"]}, {"text": ["b"], "reason": ["stop"], "sleep_s": 3}]
+    slow = [{"text": ["a"], "reason": ["None"]}, {"text": ["b"], "reason": ["stop"], "sleep_s": 3}]
     with _serving(create_app(settings)) as port:
         short = replace(front, openai=f"http://127.0.0.1:{port}/v1")
         late = chat(short, slow)

@@ -52,7 +52,7 @@ def test_one_response_with_the_whole_text(make_service):
 def test_a_stream_has_a_response_for_each_token_and_the_last_is_the_final_one(make_service):
     channel = ask(make_service(), text_input="hello", max_tokens=9, stream=True, return_finish_reason=True).wait()
     assert len(channel.responses) == 9 and channel.text == answer("hello", 9)
-    assert [r["finish_reason"][0] for r in channel.responses] == [b"null"] * 8 + [b"length"]
+    assert [r["finish_reason"][0] for r in channel.responses] == [b"None"] * 8 + [b"length"]
 
 
 def test_many_requests_from_many_threads_each_get_their_own(make_service):
