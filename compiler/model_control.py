@@ -19,13 +19,12 @@ class ModelControl:
         self._headers = {"triton-grpc-protocol-admin-key": key}
         self._timeout_s = timeout_s
 
-    def reload(self, model: str) -> None:
-        """Unloads a model and loads it again, with the ensembles that use it; it is not ready in between.
+    def load(self, model: str) -> None:
+        """Loads a model, with the ensembles that use it; returns when it is ready.
 
         Raises:
             RepositoryError: the server says why not.
         """
-        self._call("unload_model", model)
         self._call("load_model", model)
 
     def unload(self, model: str) -> None:

@@ -19,6 +19,9 @@ from compiler.server_flags import loads_are_ours
 from compiler.stubs import Stub, living_stubs
 
 _POLL_S = 0.1
+# Triton never ends the streams of a dead process. Clients ask at least every 0.75 s whether a silent stream's model is
+# ready (clients/watch.py), so it is not for longer than that, however fast it could be back.
+_NOT_READY_S = 1.25
 # Requests that the model's other processes still compute get this long before those are ended too.
 _GRACE_S = 10.0
 
@@ -127,11 +130,10 @@ class Supervisor:
         """Loads a model after a while; returns what went wrong, or an empty string."""
         control, pid = self.server.control, self.server.pid
         try:
-            if delay_s:
-                control.unload(model)  # it is not ready while it waits
-            if self._ended.wait(delay_s) or self.server.pid != pid:
+            control.unload(model)  # it is not ready while it waits
+            if self._ended.wait(max(delay_s, _NOT_READY_S)) or self.server.pid != pid:
                 return ""
-            control.reload(model)
+            control.load(model)
         except RepositoryError as error:
             return error.message
         assert pid is not None

@@ -107,7 +107,7 @@ def test_a_models_process_that_dies_breaks_its_streams_off(served: Served) -> No
     with GrpcClient(served.grpc) as client:
         said = []
         with pytest.raises(StreamBroken, match="not ready any more"):
-            for chunk in client.stream("chat", "die 2"):
+            for chunk in client.stream("chat", "die 2", timeout_s=60):
                 said.append(chunk.text)
         assert said == ["w0 ", "w1 "]
         readers.check()

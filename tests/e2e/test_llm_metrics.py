@@ -300,6 +300,7 @@ def test_an_unloaded_model_leaves_no_numbers_behind(served: Live) -> None:
     control = served.server.control
     control.unload("chat")
     served.wait_for(lambda: not any(name.startswith(("vllm:", "modelkiln:")) for name in served.samples()))
-    control.reload("chat")
+    control.unload("chat")
+    control.load("chat")
     assert served.value("vllm:generation_tokens_total") == 0
     assert served.value("vllm:kv_cache_usage_perc") == 0
