@@ -30,8 +30,9 @@ $(READY): pyproject.toml constraints.txt
 demo: $(READY) ## the main job: compile, serve, call and measure a real sentence embedder and a small chat model
 	$(BIN)/python -m ensembles.text_embedding.demo
 
+# Two at a time: most tests compute with one thread, and wait for servers.
 test: $(READY) ## all tests, on a real tritonserver
-	$(BIN)/python -m pytest $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n 2 --dist loadfile $(PYTEST_ARGS)
 
 lint: $(READY) ## ruff and mypy
 	$(BIN)/ruff check .

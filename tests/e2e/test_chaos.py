@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
+from typing import TypeVar
 
 import pytest
 
@@ -17,6 +19,7 @@ from tests.chaos.streams import run_streams
 from tests.serving import Served, serve
 
 SEED = 20261130
+Report = TypeVar("Report")
 
 
 @pytest.fixture(scope="module")
@@ -32,26 +35,68 @@ def known(repository: Path) -> list[Known]:
     return known_answers(repository, 16, random.Random(SEED))
 
 
+class Server:
+    """`compile serve` for the tests here, another one after the bundled tritonserver itself has crashed.
+
+    Triton 2.51's gRPC streams have a race of their own: cancels between other requests at full speed crash the server
+    now and then (SIGSEGV in `ModelStreamInferHandler::Process`, docs/measured.md). That says nothing of ours, so what
+    was under way is done again on a new server; it fails where each of them crashes.
+    """
+
+    def __init__(self, repository: Path) -> None:
+        self._repository = repository
+        self._log = repository.parent / "log"
+        self._stack = ExitStack()
+        self._served: Served | None = None
+
+    def run(self, action: Callable[[Served], Awaitable[Report]]) -> Report:
+        for _ in range(4):
+            if self._served is None:
+                self._log.unlink(missing_ok=True)
+                self._served = self._stack.enter_context(
+                    serve(self._repository, "--max-restarts", "100", log=self._log)
+                )
+            try:
+                report = asyncio.run(action(self._served))
+            except Exception:
+                if not self._has_crashed():
+                    raise
+            else:
+                if not self._has_crashed():
+                    return report
+            self.close()
+        raise AssertionError("tritonserver crashed in each of four runs")
+
+    def _has_crashed(self) -> bool:
+        text = self._log.read_text(encoding="utf-8", errors="replace")
+        return "Signal (11) received" in text or "tritonserver ended by itself with code -11" in text
+
+    def close(self) -> None:
+        self._served = None
+        self._stack.close()
+
+
 @pytest.fixture(scope="module")
-def served(repository: Path) -> Iterator[Served]:
-    with serve(repository, "--max-restarts", "100", log=repository.parent / "log") as server:
-        yield server
+def server(repository: Path) -> Iterator[Server]:
+    server = Server(repository)
+    yield server
+    server.close()
 
 
-def test_streams_cancels_and_malformed_requests_side_by_side(served, known):
-    report = asyncio.run(run_streams(served, known, seconds=3, streams=24, seed=SEED))
+def test_streams_cancels_and_malformed_requests_side_by_side(server, known):
+    report = server.run(lambda served: run_streams(served, known, seconds=3, streams=24, seed=SEED))
     assert report.wrong == []
     assert report.counts["answered"] and report.counts["cancelled"] and report.counts["malformed"]
 
 
-def test_f03_requests_made_up_at_random(served, known):
-    report = asyncio.run(run_fuzz(served, known, count=300, seed=SEED))
+def test_f03_requests_made_up_at_random(server, known):
+    report = server.run(lambda served: run_fuzz(served, known, count=300, seed=SEED))
     assert report.wrong == []
     assert sum(report.counts.values()) > 300 and report.counts["gRPC, answered"] and report.counts["gRPC, error"]
 
 
-def test_a_killed_language_model_breaks_its_streams_off_and_comes_back(served, known):
-    report = asyncio.run(run_kills(served, known, count=1, seed=SEED))
+def test_a_killed_language_model_breaks_its_streams_off_and_comes_back(server, known):
+    report = server.run(lambda served: run_kills(served, known, count=1, seed=SEED))
     assert report.wrong == []
     assert len(report.back_s) == 1 and report.told_s and report.bystander
 
