@@ -39,8 +39,8 @@ class Server:
     """`compile serve` for the tests here, another one after the bundled tritonserver itself has crashed.
 
     Triton 2.51's gRPC streams have a race of their own: cancels between other requests at full speed crash the server
-    now and then (SIGSEGV in `ModelStreamInferHandler::Process`, docs/measured.md). That says nothing of ours, so what
-    was under way is done again on a new server; it fails where each of them crashes.
+    now and then (triton-inference-server/server issues 7368 and 8034, mended upstream after it; docs/measured.md). That
+    says nothing of ours, so what was under way is done again on a new server; it fails where each of them crashes.
     """
 
     def __init__(self, repository: Path) -> None:
