@@ -144,7 +144,8 @@ def test_refusals_are_typed(server: Served, protocol: str) -> None:
 def test_a_full_queue_is_told_and_what_was_accepted_ends(server: Served) -> None:
     async def test() -> None:
         async with AsyncGrpcClient(server.grpc, retries=RetryPolicy(attempts=1)) as client:
-            calls = (client.generate("chat", "x", max_tokens=30, ignore_eos=True) for _ in range(40))
+            # Four run for seconds: time enough for all to come.
+            calls = (client.generate("chat", "x", max_tokens=2000, ignore_eos=True) for _ in range(40))
             ends = await asyncio.gather(*calls, return_exceptions=True)
             refused = [end for end in ends if isinstance(end, Overloaded)]
             answered = [end for end in ends if not isinstance(end, BaseException)]
