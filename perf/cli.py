@@ -13,7 +13,6 @@ from typing import Any
 import click
 from rich.console import Console
 
-from perf.arrivals import DISTRIBUTIONS
 from perf.comparison import compare
 from perf.console import make_folder, show_progress, write_files
 from perf.csv import render_csv
@@ -26,6 +25,7 @@ from perf.llm.comparison import compare_llm
 from perf.llm.report import LLM_SCHEMA, LlmReport, llm_report_from_document
 from perf.llm.text import print_llm_report
 from perf.load_generator import PROTOCOLS, Target
+from perf.load_options import load_options
 from perf.options import read_loads, read_settings, read_shapes
 from perf.report import SCHEMA, Report, measure
 from perf.session import Question, open_session
@@ -88,26 +88,7 @@ Examples:
 @click.option("-u", "--url", help="host:port of the server.  [default: 127.0.0.1:8001, for http 127.0.0.1:8000]")
 @click.option("-i", "--protocol", type=click.Choice(PROTOCOLS), default="grpc", show_default=True)
 @click.option("-b", "--batch-size", type=click.IntRange(1), default=1, show_default=True, help="Per request.")
-@click.option(
-    "--concurrency-range",
-    metavar="START:END:STEP",
-    help="Closed loop: requests in flight. STEP is added, xK multiplies; or a list, 1,8,32.  [default: 1]",
-)
-@click.option("--request-rate-range", metavar="START:END:STEP", help="Open loop: requests per second, on time or late.")
-@click.option(
-    "--request-distribution",
-    type=click.Choice(DISTRIBUTIONS),
-    default="constant",
-    show_default=True,
-    help="Of the gaps between requests, in an open loop.",
-)
-@click.option(
-    "--burstiness",
-    type=click.FloatRange(0, min_open=True),
-    default=1.0,
-    show_default=True,
-    help="With gamma: below 1 in bursts, 1 is poisson, above 1 more even.",
-)
+@load_options("constant")
 @click.option(
     "-p",
     "--measurement-interval",

@@ -13,7 +13,6 @@ from typing import Any
 import click
 from rich.console import Console
 
-from perf.arrivals import DISTRIBUTIONS
 from perf.console import make_folder, show_progress, write_files
 from perf.environment import describe_environment
 from perf.errors import UsageError
@@ -27,6 +26,7 @@ from perf.llm.report import measure_llm
 from perf.llm.session import ENDPOINTS, LlmQuestion, open_llm_session
 from perf.llm.text import print_llm_report
 from perf.load_generator import Target
+from perf.load_options import load_options
 from perf.metrics import parse_limits
 from perf.options import read_loads
 
@@ -59,26 +59,7 @@ Examples:
     show_default=True,
     help="Triton's gRPC stream, or the OpenAI API of any server (with $OPENAI_API_KEY, where it is set).",
 )
-@click.option(
-    "--concurrency-range",
-    metavar="START:END:STEP",
-    help="Closed loop: requests in flight. STEP is added, xK multiplies; or a list, 1,8,32.  [default: 1]",
-)
-@click.option("--request-rate-range", metavar="START:END:STEP", help="Open loop: requests per second, on time or late.")
-@click.option(
-    "--request-distribution",
-    type=click.Choice(DISTRIBUTIONS),
-    default="poisson",
-    show_default=True,
-    help="Of the gaps between requests, in an open loop.",
-)
-@click.option(
-    "--burstiness",
-    type=click.FloatRange(0, min_open=True),
-    default=1.0,
-    show_default=True,
-    help="With gamma: below 1 in bursts, 1 is poisson, above 1 more even.",
-)
+@load_options("poisson")
 @click.option(
     "--input-tokens",
     default="128",
