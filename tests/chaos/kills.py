@@ -20,7 +20,7 @@ from tests.serving import Served
 
 BACK_WITHIN_S = 5.0
 _PATIENCE_S = 30.0
-_STREAMS = 16  # more than fit: the last ones' answers take seconds
+STREAMS = 16  # more than fit: the last ones' answers take seconds
 
 
 @dataclass
@@ -43,7 +43,9 @@ class KillsReport:
     wrong: list[str] = field(default_factory=list)
 
 
-async def run_kills(served: Served, known: Sequence[Known], count: int, seed: int) -> KillsReport:
+async def run_kills(
+    served: Served, known: Sequence[Known], count: int, seed: int, streams: int = STREAMS
+) -> KillsReport:
     """Kills that often; the server must have been told to allow it (`--max-restarts`)."""
     report, rng = KillsReport(), random.Random(seed)
     before = regions(served.process.pid)
@@ -52,7 +54,7 @@ async def run_kills(served: Served, known: Sequence[Known], count: int, seed: in
         ended = asyncio.Event()
         bystander = asyncio.create_task(_watch_bystander(client, ended, report))
         for _ in range(count):
-            await _kill_once(served, client, rng, rng.choice(known), report)
+            await _kill_once(served, client, rng, rng.choice(known), report, streams)
         ended.set()
         await bystander
         report.regions = (len(before), await _settled_regions(served, len(before)))
@@ -64,14 +66,14 @@ async def run_kills(served: Served, known: Sequence[Known], count: int, seed: in
 
 
 async def _kill_once(
-    served: Served, client: AsyncGrpcClient, rng: random.Random, known: Known, report: KillsReport
+    served: Served, client: AsyncGrpcClient, rng: random.Random, known: Known, report: KillsReport, count: int
 ) -> None:
     stub = await _stub(served)
     if stub is None:
         report.wrong.append(f"the model has no process within {_PATIENCE_S:g} s of its last answer")
         return
     begun = asyncio.Event()  # the first of them
-    streams = [asyncio.create_task(_long_answer(client, begun, report)) for _ in range(_STREAMS)]
+    streams = [asyncio.create_task(_long_answer(client, begun, report)) for _ in range(count)]
     await asyncio.wait_for(begun.wait(), _PATIENCE_S)
     await asyncio.sleep(rng.uniform(0.0, 0.05))
     os.kill(stub.pid, signal.SIGKILL)
