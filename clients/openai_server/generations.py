@@ -228,7 +228,6 @@ async def _send_json(send: Send, record: RequestRecord, data: dict[str, Any]) ->
     used = data["usage"]
     cached = used["prompt_tokens_details"]["cached_tokens"]
     record.usage = Usage(used["prompt_tokens"], used["completion_tokens"], cached)
-    record.note_first_token()
     body = json.dumps(data, separators=(",", ":")).encode()
     headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
     await send({"type": "http.response.start", "status": 200, "headers": headers})

@@ -227,4 +227,6 @@ def test_a_request_has_one_log_line_and_its_own_id_back(front: Served, logged: C
     line = logged("id=my-request-17 ")
     for part in ("status=200", "model=scripted", "prompt_tokens=5", "completion_tokens=1", "ttft_ms=", "duration_ms="):
         assert part in line
+    call(front, "POST", "/v1/chat/completions", {**body, "stream": False}, x_request_id="whole-18")
+    assert " ttft_ms=- " in logged("id=whole-18 ")  # h11: there is no first token to time
     assert call(front, "GET", "/v1/models", x_request_id="two words\u00e9").headers["x-request-id"].startswith("req-")
