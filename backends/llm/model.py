@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import time
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,9 @@ from backends.llm.serving.service import Service
 from backends.phases import report_process
 from compiler.errors import ModelkilnError
 
+# How long a process that ends by itself is silent before, for what it has told the server to be taken.
+_QUIET_S = 0.25
+
 
 class TritonPythonModel:
     """The one instance of a model version; requests are batched by its engine."""
@@ -32,7 +36,7 @@ class TritonPythonModel:
             check_instances([(group.get("count", 1), group.get("gpus", [])) for group in config["instance_group"]])
             options = ServiceOptions.from_parameters(parameters)
             self._service = Service.load(
-                Path(args["model_repository"], args["model_version"]), options, on_failure=_end_process
+                Path(args["model_repository"], args["model_version"]), options, on_failure=self._end_process
             )
         except ModelkilnError as error:
             raise pb_utils.TritonModelException(str(error)) from None
@@ -57,21 +61,24 @@ class TritonPythonModel:
         self._service.close()
         self._publisher.stop()
 
+    def _end_process(self) -> None:
+        """Ends the stub of a model whose engine has failed; nothing of ours may be on its way to the server then.
+
+        Triton 2.51 has no way to say that a model is not ready any more. Without its process it answers requests with
+        an error at once, newer versions call it not ready, and `compile serve` loads it again. A process that ends
+        while it holds a lock in the memory that it shares with the server takes the server with it (an uncaught
+        `lock_exception`), and lines of the log are sent by a thread that nobody can wait for.
+        """
+        pb_utils.Logger.log_error("the engine of this model has failed: its process ends")
+        self._publisher.stop()
+        time.sleep(_QUIET_S)
+        os._exit(1)
+
 
 def _metric_family(name: str, text: str, kind: Kind) -> MetricSource:
     kinds = {"counter": pb_utils.MetricFamily.COUNTER, "gauge": pb_utils.MetricFamily.GAUGE}
     family: MetricSource = pb_utils.MetricFamily(name=name, description=text, kind=kinds[kind])
     return family
-
-
-def _end_process() -> None:
-    """Ends the stub of a model whose engine has failed.
-
-    Triton 2.51 has no way to say that a model is not ready any more. Without its process it answers requests with an
-    error at once, newer versions call it not ready, and `compile serve` loads it again.
-    """
-    pb_utils.Logger.log_error("the engine of this model has failed: its process ends")
-    os._exit(1)
 
 
 class _Channel:
