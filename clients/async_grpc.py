@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from typing import Any
 
 from clients.async_base import AsyncTritonClient
-from clients.async_streams import AsyncSource
+from clients.async_grpc_source import GrpcSource
 from clients.errors import ClientClosed, ClientError, ServerUnavailable, StreamBroken
-from clients.generation import GetOutput
 from clients.grpc_messages import messages
 from clients.grpc_protocol import (
     CHANNEL_OPTIONS,
@@ -21,7 +21,7 @@ from clients.grpc_protocol import (
 from clients.protocol import Call
 from clients.requests import InferRequest
 from clients.retries import RetryPolicy
-from clients.stream_messages import StreamMessages
+from clients.streams import CLOSING_S
 
 
 class AsyncGrpcClient(AsyncTritonClient):
@@ -33,6 +33,13 @@ class AsyncGrpcClient(AsyncTritonClient):
         super().__init__(url, timeout_s, retries)
         self._channel: Any = None
         self._methods: dict[str, Any] = {}
+        self._leaving: set[asyncio.Task[None]] = set()
+
+    async def close(self) -> None:
+        """Ends the streams that were left, and closes the connection; see `AsyncTritonClient.close`."""
+        if self._leaving:
+            await asyncio.wait(self._leaving)
+        await super().close()
 
     async def _send(self, call: Call[Any], timeout_s: float) -> Any:
         import grpc
@@ -47,8 +54,37 @@ class AsyncGrpcClient(AsyncTritonClient):
                 raise ClientClosed(self.url, sent=True) from None
             raise
 
-    async def _start(self, request: InferRequest, timeout_s: float) -> AsyncSource:
-        return _GrpcSource(self, self._method(STREAM)(infer_message(request), timeout=timeout_s))
+    async def _start(self, request: InferRequest, timeout_s: float) -> GrpcSource:
+        call = self._method(STREAM)(infer_message(request), timeout=timeout_s)
+        return GrpcSource(call, self._broken, partial(self._leave, request.cancel) if request.cancel else None)
+
+    async def _broken(self, error: Any) -> ClientError:
+        """The error of a stream that broke off."""
+        if isinstance(error, asyncio.CancelledError):
+            return StreamBroken(self.url, "this client was closed" if self._closed else "it was dropped")
+        failure = await self._failure(error)
+        if isinstance(failure, ServerUnavailable) and failure.sent:
+            return StreamBroken(self.url, str(error.details()))
+        return failure
+
+    def _leave(self, cancel: InferRequest, source: GrpcSource) -> None:
+        """Has the server end an answer within CLOSING_S, and drops it where that fails; see `clients.leave`."""
+        task = asyncio.create_task(self._end(cancel, source))
+        self._leaving.add(task)
+        task.add_done_callback(self._leaving.discard)
+
+    async def _end(self, cancel: InferRequest, source: GrpcSource) -> None:
+        async def end() -> None:
+            sent = await self._start(cancel, CLOSING_S)
+            await sent.ended()
+            await source.ended()
+
+        try:
+            await asyncio.wait_for(end(), CLOSING_S)
+        except (ClientError, asyncio.TimeoutError):
+            pass
+        finally:
+            source.drop()
 
     def _method(self, name: str) -> Any:
         if self._closed:
@@ -86,33 +122,3 @@ class AsyncGrpcClient(AsyncTritonClient):
     async def _close(self) -> None:
         if self._channel is not None:
             await self._channel.close()
-
-
-class _GrpcSource(AsyncSource):
-    """The responses of one stream of gRPC."""
-
-    def __init__(self, client: AsyncGrpcClient, call: Any) -> None:
-        self._client = client
-        self._call = call
-        self._messages = StreamMessages()
-
-    async def read(self) -> GetOutput | None:
-        import grpc
-
-        try:
-            message = await self._call.read()
-        except grpc.RpcError as error:
-            failure = await self._client._failure(error)
-            if isinstance(failure, ServerUnavailable) and failure.sent:
-                raise StreamBroken(self._client.url, str(error.details())) from error
-            raise failure from error
-        except asyncio.CancelledError:
-            if self._client._closed:
-                raise StreamBroken(self._client.url, "this client was closed") from None
-            raise
-        if message is grpc.aio.EOF:
-            return None
-        return self._messages.read(message)
-
-    def cancel(self) -> None:
-        self._call.cancel()

@@ -151,5 +151,5 @@ class _HttpSource(AsyncSource):
             if get is not None:
                 return get
 
-    def cancel(self) -> None:
+    def drop(self) -> None:
         self._response.close()

@@ -23,7 +23,10 @@ class AsyncSource(ABC):
     async def read(self) -> GetOutput | None: ...
 
     @abstractmethod
-    def cancel(self) -> None: ...
+    def drop(self) -> None: ...
+
+    def cancel(self) -> None:
+        self.drop()
 
 
 class AsyncTextStream(Pieces):
@@ -59,14 +62,17 @@ class AsyncTextStream(Pieces):
             try:
                 self._take(await self._source.read() if self._source and self._begun else await self._first())
             except BaseException as error:
-                # A call that is cancelled here raises what a cancelled task does: only we know that it was not ours.
-                if self._ended and isinstance(error, (ClientError, asyncio.CancelledError)):
+                if self._ended and isinstance(error, ClientError):
                     raise StreamBroken(self._address, self._lost or "another task closed it") from error
                 if isinstance(error, ServerError):
                     await self._finish()
+                elif isinstance(error, ClientError):
+                    self.lose(str(error))
                 else:
                     await self.aclose()
                 raise
+            if self._ended:
+                raise StreamBroken(self._address, self._lost or "another task closed it")
             if self._reader.finished:
                 await self._finish()
         return self._ready.popleft()
@@ -99,21 +105,22 @@ class AsyncTextStream(Pieces):
         except (ClientError, asyncio.TimeoutError):
             pass
         finally:
-            self._source.cancel()
+            self._source.drop()
 
     async def aclose(self) -> None:
         """Ends the stream; what is not yet generated never will be."""
-        self._end()
         self._ready.clear()
-        if self._source is not None:
+        if not self._ended and self._source is not None:
             self._source.cancel()
+        self._end()
 
     def lose(self, reason: str) -> None:
-        """Ends the stream with an error, for `clients.watch`."""
+        """As in `TextStream`."""
         self._lost = reason
+        self._ready.clear()
         self._end()
         if self._source is not None:
-            self._source.cancel()
+            self._source.drop()
 
     def _end(self) -> None:
         self._ended = True
@@ -128,7 +135,7 @@ class AsyncTextStream(Pieces):
         await self.aclose()
 
     def __del__(self) -> None:
-        if self._source is not None:
+        if not self._ended and self._source is not None:
             self._source.cancel()
 
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import uuid
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -24,7 +25,8 @@ GetOutput = Callable[[str], "list[Any] | None"]
 _ALWAYS = ("finish_reason", "num_input_tokens", "num_output_tokens", "num_cached_tokens")
 # A finish reason while an answer goes on: the text of None, which Triton's vLLM backend made customary.
 GOES_ON = "None"
-_RESERVED = ("stream", "text_input", "input_ids", "sampling_parameters")
+_CANCEL = {"cancel", "cancel_id"}
+_RESERVED = ("stream", "text_input", "input_ids", "sampling_parameters", *sorted(_CANCEL))
 
 
 @dataclass(frozen=True)
@@ -130,9 +132,14 @@ def generate_request(
         inputs["deadline_ms"] = [timeout_s * 1e3]
         timeout_s = None
     inputs.update(_more_inputs(options.tensors or {}))
-    return build_request(
+    cancel = None
+    if names >= _CANCEL:
+        inputs["cancel_id"] = [cancel_id := uuid.uuid4().hex]  # nobody else can guess it
+        cancel = build_request(metadata, {"cancel": [cancel_id]}, None, version=options.version)
+    request = build_request(
         metadata, inputs, None, version=options.version, request_id=options.request_id, timeout_s=timeout_s
     )
+    return replace(request, cancel=cancel)
 
 
 def _prompt_input(model: str, names: set[str], prompt: Prompt) -> dict[str, Any]:

@@ -16,8 +16,10 @@ from clients.grpc_protocol import (
     multicallable,
     rpc_error,
 )
+from clients.leave import Leaver
 from clients.protocol import Call
 from clients.requests import InferRequest
+from clients.retries import RetryPolicy
 from clients.stream_messages import StreamMessages
 from clients.streams import Source
 
@@ -26,6 +28,15 @@ class GrpcClient(TritonClient):
     """A Triton server over gRPC. A message may be as large as protobuf allows (2 GiB)."""
 
     _protocol = GrpcProtocol()
+
+    def __init__(self, url: str, timeout_s: float = 60.0, retries: RetryPolicy | None = None) -> None:
+        super().__init__(url, timeout_s, retries)
+        self._leaver = Leaver(self._start)
+
+    def close(self) -> None:
+        """Ends the streams that were left, and closes every connection; see `TritonClient.close`."""
+        self._leaver.wait()
+        super().close()
 
     def _connect(self) -> _Channel:
         return _Channel(self.url)
@@ -40,11 +51,12 @@ class GrpcClient(TritonClient):
         except ValueError as error:  # what a channel raises that another thread has closed
             raise ClientClosed(self.url) from error
 
-    def _start(self, request: InferRequest, timeout_s: float) -> Source:
+    def _start(self, request: InferRequest, timeout_s: float) -> _GrpcSource:
         try:
-            return _GrpcSource(self, self._method(STREAM)(infer_message(request), timeout=timeout_s))
+            call = self._method(STREAM)(infer_message(request), timeout=timeout_s)
         except ValueError as error:
             raise ClientClosed(self.url) from error
+        return _GrpcSource(self, call, request.cancel)
 
     def _method(self, name: str) -> Any:
         channel: _Channel = self._connection()
@@ -93,9 +105,10 @@ class _Channel:
 class _GrpcSource(Source):
     """The responses of one stream of gRPC."""
 
-    def __init__(self, client: GrpcClient, call: Any) -> None:
+    def __init__(self, client: GrpcClient, call: Any, cancel: InferRequest | None) -> None:
         self._client = client
         self._call = call
+        self._cancel = cancel
         self._messages = StreamMessages()
 
     def read(self) -> GetOutput | None:
@@ -112,5 +125,20 @@ class _GrpcSource(Source):
             raise failure from error
         return self._messages.read(message)
 
-    def cancel(self) -> None:
+    def skip_rest(self) -> None:
+        import grpc
+
+        try:
+            for _ in self._call:
+                pass
+        except grpc.RpcError:
+            pass
+
+    def drop(self) -> None:
         self._call.cancel()
+
+    def cancel(self) -> None:
+        if self._cancel is None:
+            self.drop()
+        else:
+            self._client._leaver.leave(self, self._cancel)

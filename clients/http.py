@@ -151,7 +151,7 @@ class _HttpSource(Source):
             if get is not None:
                 return get
 
-    def cancel(self) -> None:
+    def drop(self) -> None:
         with contextlib.suppress(OSError):  # it has ended
             self._socket.shutdown(socket.SHUT_RDWR)  # wakes a thread that is reading, which closing would not
 

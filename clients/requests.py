@@ -42,6 +42,7 @@ class InferRequest:
     Attributes:
         outputs: None means all; a value says where in shared memory the server writes that output.
         timeout_s: how long the server may work on it; None is without a limit.
+        cancel: the request that ends this one, where the model takes such.
     """
 
     model: str
@@ -50,6 +51,7 @@ class InferRequest:
     outputs: Mapping[str, SharedTensor | None] | None = None
     request_id: str = ""
     timeout_s: float | None = None
+    cancel: InferRequest | None = None
 
     @property
     def timeout_us(self) -> int | None:

@@ -34,8 +34,12 @@ class Source(ABC):
         """
 
     @abstractmethod
+    def drop(self) -> None:
+        """Breaks the connection off; returns at once, does nothing after the end, and may be called by any thread."""
+
     def cancel(self) -> None:
-        """Tells the server to stop; returns at once, does nothing after the end, and may be called by any thread."""
+        """Has the server end the answer; otherwise as `drop`, which it is where the protocol has nothing gentler."""
+        self.drop()
 
 
 class Pieces:
@@ -103,9 +107,13 @@ class TextStream(Pieces):
                     raise StreamBroken(self._address, self._lost or "another thread closed it") from error
                 if isinstance(error, ServerError):
                     self._finish()
+                elif isinstance(error, ClientError):
+                    self.lose(str(error))
                 else:
                     self.close()
                 raise
+            if self._ended:
+                raise StreamBroken(self._address, self._lost or "another thread closed it")
             if self._reader.finished:
                 self._finish()
         return self._ready.popleft()
@@ -130,7 +138,7 @@ class TextStream(Pieces):
         self._end()
         if self._source is None:
             return
-        too_late = threading.Timer(CLOSING_S, self._source.cancel)
+        too_late = threading.Timer(CLOSING_S, self._source.drop)
         too_late.start()
         try:
             while self._source.read() is not None:
@@ -139,19 +147,22 @@ class TextStream(Pieces):
             pass
         finally:
             too_late.cancel()
-            self._source.cancel()
+            self._source.drop()
 
     def close(self) -> None:
         """Ends the stream; what is not yet generated never will be."""
-        self._end()
         self._ready.clear()
-        if self._source is not None:
+        if not self._ended and self._source is not None:
             self._source.cancel()
+        self._end()
 
     def lose(self, reason: str) -> None:
-        """Ends the stream with an error, for `clients.watch`."""
+        """Ends the stream with an error, for `clients.watch`: nobody is there who could end it."""
         self._lost = reason
-        self.close()
+        self._ready.clear()
+        self._end()
+        if self._source is not None:
+            self._source.drop()
 
     def _end(self) -> None:
         self._ended = True
@@ -166,7 +177,7 @@ class TextStream(Pieces):
         self.close()
 
     def __del__(self) -> None:
-        if self._source is not None:
+        if not self._ended and self._source is not None:
             self._source.cancel()
 
 

@@ -26,6 +26,8 @@ INPUTS = {
     "deadline_ms": ("TYPE_FP32", (1,)),
     "client": ("TYPE_STRING", (1,)),
     "cache_salt": ("TYPE_STRING", (1,)),
+    "cancel_id": ("TYPE_STRING", (1,)),
+    "cancel": ("TYPE_STRING", (1,)),
     "exclude_input_in_output": ("TYPE_BOOL", (1,)),
     "return_finish_reason": ("TYPE_BOOL", (1,)),
     "return_cumulative_logprob": ("TYPE_BOOL", (1,)),

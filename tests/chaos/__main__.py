@@ -45,6 +45,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(10**6))
     parser.add_argument("--minutes", type=float, default=10.0, help="of the streams")
     parser.add_argument("--streams", type=int, default=64)
+    parser.add_argument("--grpc-cancels", action="store_true", help="streams are left by cancels of gRPC's own")
     parser.add_argument("--requests", type=int, default=2000, help="made up at random")
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--signals", type=int, default=50)
@@ -57,7 +58,10 @@ def _arguments() -> argparse.Namespace:
 def _streams(arguments: argparse.Namespace, repository: Path, known: Sequence[Known]) -> tuple[list[str], list[str]]:
     seconds = arguments.minutes * 60
     with serve(repository, log=repository.parent / "log") as served:
-        report = asyncio.run(run_streams(served, known, seconds, arguments.streams, arguments.seed))
+        run = run_streams(
+            served, known, seconds, arguments.streams, arguments.seed, grpc_cancels=arguments.grpc_cancels
+        )
+        report = asyncio.run(run)
     wrong = report.wrong
     for process, slope in report.mib_per_minute.items():
         if seconds >= 300 and slope > MAX_MIB_PER_MINUTE:  # shorter, and the slope is that of the warm-up

@@ -16,7 +16,7 @@ import numpy as np
 from compiler.stubs import living_stubs
 from tests.chaos.model import MAX_MODEL_LEN, MODEL, Known
 from tests.chaos.observed import kv_blocks, rss_bytes
-from tests.chaos.wire import ask, request_message
+from tests.chaos.wire import Outcome, ask, request_message
 from tests.serving import Served
 
 CANCELLED, MALFORMED = 0.20, 0.05
@@ -54,8 +54,14 @@ class StreamsReport:
     mib_per_minute: dict[str, float] = field(default_factory=dict)
 
 
-async def run_streams(served: Served, known: Sequence[Known], seconds: float, streams: int, seed: int) -> StreamsReport:
-    """Keeps that many streams busy for so long."""
+async def run_streams(
+    served: Served, known: Sequence[Known], seconds: float, streams: int, seed: int, *, grpc_cancels: bool = False
+) -> StreamsReport:
+    """Keeps that many streams busy for so long.
+
+    Args:
+        grpc_cancels: leaves them as gRPC does it, which the bundled server does not always survive, and not by `cancel`.
+    """
     report = StreamsReport(seconds)
     (stub,) = [stub for stub in living_stubs(served.triton_pid) if stub.model == MODEL]
     processes = {"tritonserver": served.triton_pid, "the model's process": stub.pid}
@@ -63,7 +69,9 @@ async def run_streams(served: Served, known: Sequence[Known], seconds: float, st
     ends_at = time.monotonic() + seconds
     watch = asyncio.create_task(_memory(processes, ends_at))
     async with grpc.aio.insecure_channel(served.grpc) as channel:
-        workers = [_worker(channel, known, random.Random(f"{seed} {n}"), ends_at, report) for n in range(streams)]
+        workers = [
+            _worker(channel, known, random.Random(f"{seed} {n}"), ends_at, report, grpc_cancels) for n in range(streams)
+        ]
         await asyncio.gather(*workers)
     report.mib_per_minute = {name: _slope(samples) for name, samples in (await watch).items()}
     report.free_blocks = (before, await _free_again(served, before))
@@ -75,14 +83,20 @@ async def run_streams(served: Served, known: Sequence[Known], seconds: float, st
 
 
 async def _worker(
-    channel: Any, known: Sequence[Known], rng: random.Random, ends_at: float, report: StreamsReport
+    channel: Any,
+    known: Sequence[Known],
+    rng: random.Random,
+    ends_at: float,
+    report: StreamsReport,
+    grpc_cancels: bool,
 ) -> None:
     while time.monotonic() < ends_at:
         dice = rng.random()
         if dice < MALFORMED:
             await _malformed(channel, rng, report)
         else:
-            await _answered(channel, rng, report, rng.choice(known), cancelled=dice < MALFORMED + CANCELLED)
+            cancelled = dice < MALFORMED + CANCELLED
+            await _answered(channel, rng, report, rng.choice(known), cancelled=cancelled, grpc_cancels=grpc_cancels)
 
 
 async def _malformed(channel: Any, rng: random.Random, report: StreamsReport) -> None:
@@ -93,13 +107,20 @@ async def _malformed(channel: Any, rng: random.Random, report: StreamsReport) ->
         report.wrong.append(f"{str(inputs)[:80]} was answered with {outcome}")
 
 
-async def _answered(channel: Any, rng: random.Random, report: StreamsReport, known: Known, *, cancelled: bool) -> None:
+async def _answered(
+    channel: Any, rng: random.Random, report: StreamsReport, known: Known, *, cancelled: bool, grpc_cancels: bool
+) -> None:
     wanted = known.answer[: rng.randrange(1, len(known.answer) + 1)]
     inputs = {"input_ids": known.prompt, "stream": rng.random() < 0.9, "max_tokens": len(wanted)}
     inputs |= {"sampling_parameters": '{"ignore_eos": true, "temperature": 0}', "return_token_ids": True}
     inputs["return_finish_reason"] = True
     after = rng.randrange(len(wanted) + 1) if cancelled else None
-    outcome = await ask(channel, request_message(MODEL, inputs), patience_s=PATIENCE_S, cancel_after=after)
+    cancel = None
+    if cancelled and not grpc_cancels:
+        inputs["cancel_id"] = f"{rng.getrandbits(128):x}"
+        cancel = request_message(MODEL, {"cancel": inputs["cancel_id"]})
+    message = request_message(MODEL, inputs)
+    outcome = await ask(channel, message, patience_s=PATIENCE_S, cancel_after=after, cancel=cancel)
     report.tokens += len(outcome.tokens)
     if outcome.error.startswith("[overloaded]"):
         report.counts["refused, the queue is full"] += 1
@@ -107,10 +128,18 @@ async def _answered(channel: Any, rng: random.Random, report: StreamsReport, kno
         report.counts["cancelled"] += 1
         if tuple(outcome.tokens) != wanted[: len(outcome.tokens)]:
             report.wrong.append(f"wrong tokens before it was left: {outcome.tokens[:8]}")
+        if outcome.cancel is not None and not _is_clean(outcome, outcome.cancel):
+            report.wrong.append(f"a cancel: {outcome}")
     else:
         report.counts["answered"] += 1
         if tuple(outcome.tokens) != wanted or not outcome.final or outcome.finish_reason != "length":
             report.wrong.append(f"a prompt of {len(known.prompt)} and {len(wanted)} tokens: {outcome}")
+
+
+def _is_clean(outcome: Outcome, cancel: Outcome) -> bool:
+    """Whether an answer ended as it should that another request cancelled, which may have come too late."""
+    ended = outcome.error.startswith("[cancelled]") or (outcome.final and outcome.finish_reason == "length")
+    return ended and cancel.final and not cancel.error
 
 
 async def _memory(processes: dict[str, int], ends_at: float) -> dict[str, list[tuple[float, int]]]:

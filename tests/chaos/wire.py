@@ -24,6 +24,7 @@ class Outcome:
         error: Triton's text, or the status of gRPC; empty where there was none.
         final: whether a response said that it is the last.
         silent: whether nothing came for so long that it was given up.
+        cancel: what became of the request that cancelled it.
     """
 
     tokens: list[int] = field(default_factory=list)
@@ -33,6 +34,7 @@ class Outcome:
     final: bool = False
     cancelled: bool = False
     silent: bool = False
+    cancel: Outcome | None = None
 
 
 def add_bytes(request: Any, name: str, datatype: str, shape: list[int], content: bytes) -> None:
@@ -61,12 +63,15 @@ def request_message(model: str, inputs: Mapping[str, Any], request_id: str = "")
     return request
 
 
-async def ask(channel: Any, request: Any, *, patience_s: float, cancel_after: int | None = None) -> Outcome:
+async def ask(
+    channel: Any, request: Any, *, patience_s: float, cancel_after: int | None = None, cancel: Any = None
+) -> Outcome:
     """Sends one request on a stream of its own and reads to its end.
 
     Args:
         patience_s: for each response.
-        cancel_after: so many responses.
+        cancel_after: so many responses, with another request.
+        cancel: that request; without it the call is cancelled as gRPC does it.
     """
     method = channel.unary_stream(
         STREAM,
@@ -77,9 +82,11 @@ async def ask(channel: Any, request: Any, *, patience_s: float, cancel_after: in
     outcome = Outcome()
     try:
         while True:  # to the end that the server makes: it follows upon the final response, and upon an error
-            if cancel_after is not None and outcome.responses >= cancel_after:
+            if cancel_after is not None and outcome.responses >= cancel_after and not outcome.cancelled:
                 outcome.cancelled = True
-                break
+                if cancel is None:
+                    break
+                outcome.cancel = await ask(channel, cancel, patience_s=patience_s)
             message = await asyncio.wait_for(call.read(), patience_s)
             if message is grpc.aio.EOF:
                 break

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from backends.llm.engine.results import StepOutput
-from backends.llm.serving.errors import ResponseError, response_error
-from backends.llm.serving.responses import ResponseBuilder, ResponseTensors
+from backends.llm.serving.errors import CANCELLED, ResponseError, response_error
+from backends.llm.serving.responses import ResponseBuilder, ResponseTensors, empty_response
 
 log = logging.getLogger(__name__)
 
@@ -43,6 +43,7 @@ class _Open:
     request_id: str
     channel: Channel
     builder: ResponseBuilder
+    cancel_id: str
     has_tokens: bool = False
 
 
@@ -65,9 +66,13 @@ class Delivery:
         self._thread = threading.Thread(target=self._run, name="llm-delivery", daemon=True)
         self._thread.start()
 
-    def open(self, request_id: str, channel: Channel, builder: ResponseBuilder) -> None:
+    def open(self, request_id: str, channel: Channel, builder: ResponseBuilder, cancel_id: str = "") -> None:
         """Takes a request's channel over; to be called before the engine hears of the request."""
-        self._work.put(lambda: self._take_over(_Open(request_id, channel, builder)))
+        self._work.put(lambda: self._take_over(_Open(request_id, channel, builder, cancel_id)))
+
+    def cancel(self, cancel_id: str, channel: Channel) -> None:
+        """Ends the requests that were opened with this id, if any are left, and answers who has asked for it."""
+        self._work.put(lambda: self._cancel(cancel_id, channel))
 
     def if_open(self, request_id: str, then: Callable[[], None]) -> None:
         """Calls `then` if the request has not ended; after an abort of it that came before, never."""
@@ -106,6 +111,11 @@ class Delivery:
     def _take_over(self, request: _Open) -> None:
         self._open[request.request_id] = request
         self._waiting.append(request)
+
+    def _cancel(self, cancel_id: str, channel: Channel) -> None:
+        for request in [request for request in self._open.values() if request.cancel_id == cancel_id]:
+            self._give_up(request, CANCELLED)
+        channel.send(empty_response(), None, final=True)
 
     def _deliver(self, outputs: Sequence[StepOutput]) -> None:
         try:

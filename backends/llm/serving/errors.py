@@ -13,6 +13,7 @@ CODES = {
     "context_length_exceeded": "INVALID_ARG",
     "overloaded": "UNAVAILABLE",
     "deadline": "CANCELLED",
+    "cancelled": "CANCELLED",
     "internal": "INTERNAL",
 }
 _KIND_OF_REFUSAL = {"too_long": "context_length_exceeded", "overloaded": "overloaded", "deadline": "deadline"}
@@ -40,6 +41,7 @@ class ResponseError:
         return f"[{self.kind}{':' * bool(self.field)}{self.field}] {self.message}"
 
 
+CANCELLED = ResponseError("cancelled", "the request was cancelled by its cancel_id")
 UNLOADING = ResponseError("overloaded", "the model is being unloaded")
 
 

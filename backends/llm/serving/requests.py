@@ -43,6 +43,7 @@ class ServedRequest:
         stream: a response for each step, not one in the end.
         prefix: what the text of the answer begins with: the prompt, where it is wanted.
         outputs: beside `text_output`.
+        cancel_id: by which it can be cancelled.
         priority, client, cache_salt, deadline_ms: see LLMEngine.add_request.
     """
 
@@ -52,6 +53,7 @@ class ServedRequest:
     stream: bool
     prefix: str
     outputs: frozenset[str]
+    cancel_id: str = ""
     priority: int = 0
     client: str = ""
     cache_salt: str = ""
@@ -93,11 +95,28 @@ def request_from_tensors(
         stream=stream,
         prefix=prompt if _echoes(tensors, stream) and isinstance(prompt, str) else "",
         outputs=outputs,
+        cancel_id=_text(tensors, "cancel_id"),
         priority=int(_first(tensors, "priority", 0)),
         client=_text(tensors, "client"),
         cache_salt=_text(tensors, "cache_salt"),
         deadline_ms=_deadline_ms(tensors, timeout_us, default_deadline_ms),
     )
+
+
+def cancel_from_tensors(tensors: Tensors) -> str | None:
+    """Returns the `cancel_id` of the request that this one cancels; None where this one is for an answer.
+
+    Raises:
+        InvalidRequest: it names none, or has a prompt of its own.
+    """
+    if "cancel" not in tensors:
+        return None
+    if "text_input" in tensors or "input_ids" in tensors:
+        raise InvalidRequest("cancel is given beside a prompt; allowed: one of them", param="cancel")
+    cancel_id = _text(tensors, "cancel")
+    if not cancel_id:
+        raise InvalidRequest("cancel is empty; allowed: the cancel_id of a request", param="cancel")
+    return cancel_id
 
 
 def _prompt(tensors: Tensors, max_model_len: int) -> tuple[str, str | tuple[int, ...]]:

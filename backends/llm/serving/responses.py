@@ -118,5 +118,10 @@ class ResponseBuilder:
         }
 
 
+def empty_response() -> ResponseTensors:
+    """Returns what a request is answered with that is not for an answer."""
+    return {"text_output": _strings([""])}
+
+
 def _strings(values: Sequence[str]) -> npt.NDArray[np.object_]:
     return np.array([value.encode() for value in values], dtype=np.object_)

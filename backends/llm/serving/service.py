@@ -18,7 +18,7 @@ from backends.llm.serving.metrics import EngineMetrics
 from backends.llm.serving.observer import EngineObserver
 from backends.llm.serving.options import ServiceOptions
 from backends.llm.serving.prompts import PromptEncoder
-from backends.llm.serving.requests import ServedRequest, Tensors, request_from_tensors
+from backends.llm.serving.requests import ServedRequest, Tensors, cancel_from_tensors, request_from_tensors
 from backends.llm.serving.responses import ResponseBuilder
 from backends.phases import phase, report
 from compiler.errors import ModelkilnError
@@ -86,6 +86,10 @@ class Service:
         received_ns = time.monotonic_ns()
         request = None
         try:
+            cancel_id = cancel_from_tensors(tensors)
+            if cancel_id is not None:
+                self._delivery.cancel(cancel_id, channel)
+                return
             request = request_from_tensors(
                 tensors,
                 max_model_len=self._max_model_len,
@@ -106,7 +110,7 @@ class Service:
             channel.send(None, UNLOADING, final=True)
             return
         request_id = str(next(self._ids))
-        self._delivery.open(request_id, channel, ResponseBuilder(request, self._tokenizer))
+        self._delivery.open(request_id, channel, ResponseBuilder(request, self._tokenizer), request.cancel_id)
         if not self._grammars.lacks(request.params):
             self._thread.add(request_id, request, received_ns)
             return

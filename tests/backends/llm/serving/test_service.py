@@ -11,6 +11,7 @@ import time
 import numpy as np
 import pytest
 
+from backends.llm.serving.errors import CANCELLED
 from backends.llm.serving.options import ServiceOptions, check_instances
 from backends.llm.serving.service import Service
 from compiler.errors import UsageError
@@ -266,6 +267,43 @@ def test_f09_f10_generation_ends_within_three_steps_of_a_cancel_and_the_blocks_a
     wait_until_idle(engine)
     assert engine.stats().num_steps - at_cancel[0] <= 3 and engine.stats().scheduler.num_free_blocks == 64
     assert not channel.errors
+
+
+def test_f10_a_request_can_be_cancelled_by_its_id(make_service):
+    engine = make_engine()
+    service = make_service(engine=engine)
+    stays = ask(service, text_input="world", max_tokens=40, stream=True, cancel_id="b")
+    left = ask(service, text_input="hello", max_tokens=20, cancel_id="a", stream=True)
+    waiting = ask(service, text_input="hello", max_tokens=20, cancel_id="a")
+    left.wait_for_responses(2)
+    for known in (True, False):  # whoever cancels what has ended already need not know
+        order = cancel(service, cancel="a").wait()
+        assert [order.text, order.errors, len(order.responses)] == ["", [], 1], known
+        assert [str(left.errors), str(waiting.errors)] == [str([CANCELLED])] * 2
+    assert left.num_late == waiting.num_late == 0 and not waiting.responses
+    assert stays.wait().text == answer("world", 40)
+    wait_until_idle(engine)
+    assert engine.stats().scheduler.num_free_blocks == 64
+
+
+def test_a_cancel_is_no_request_for_an_answer(make_service):
+    service = make_service()
+    stays = ask(service, text_input="hello", max_tokens=9, stream=True)  # it has no cancel_id
+    for values, text in (
+        ({"cancel": ""}, "[invalid_request:cancel] cancel is empty"),
+        ({"cancel": ["a", "b"]}, "[invalid_request:cancel] cancel has the shape [2]"),
+        ({"cancel": b"\xff"}, "[invalid_request:cancel] cancel is not UTF-8"),
+        ({"cancel": "a", "text_input": "hello"}, "[invalid_request:cancel] cancel is given beside a prompt"),
+    ):
+        (error,) = cancel(service, **values).wait().errors
+        assert str(error).startswith(text)
+    assert stays.wait().text == answer("hello", 9)
+
+
+def cancel(service, **values):
+    channel = RecordingChannel()
+    service.submit(channel, tensors(**values))
+    return channel
 
 
 def test_a_cancelled_request_that_waits_is_dropped_too(make_service):
