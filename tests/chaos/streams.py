@@ -60,7 +60,7 @@ async def run_streams(
     """Keeps that many streams busy for so long.
 
     Args:
-        grpc_cancels: leaves them as gRPC does it, which the bundled server does not always survive, and not by `cancel`.
+        grpc_cancels: leaves them not by `cancel` but as gRPC does it, which the bundled server does not always survive.
     """
     report = StreamsReport(seconds)
     (stub,) = [stub for stub in living_stubs(served.triton_pid) if stub.model == MODEL]
@@ -69,10 +69,8 @@ async def run_streams(
     ends_at = time.monotonic() + seconds
     watch = asyncio.create_task(_memory(processes, ends_at))
     async with grpc.aio.insecure_channel(served.grpc) as channel:
-        workers = [
-            _worker(channel, known, random.Random(f"{seed} {n}"), ends_at, report, grpc_cancels) for n in range(streams)
-        ]
-        await asyncio.gather(*workers)
+        rngs = [random.Random(f"{seed} {number}") for number in range(streams)]
+        await asyncio.gather(*(_worker(channel, known, rng, ends_at, report, grpc_cancels) for rng in rngs))
     report.mib_per_minute = {name: _slope(samples) for name, samples in (await watch).items()}
     report.free_blocks = (before, await _free_again(served, before))
     if report.free_blocks[0] != report.free_blocks[1]:
