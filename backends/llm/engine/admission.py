@@ -2,7 +2,34 @@
 
 from __future__ import annotations
 
+from backends.llm.engine.request import Request
+from backends.llm.engine.scheduler import Scheduler
+from backends.llm.errors import RequestRefused
 from backends.llm.sampling.step_times import StepTimes
+
+
+def check_deadline(request: Request, deadline_ms: float, scheduler: Scheduler, times: StepTimes) -> None:
+    """Refuses a request whose answer cannot be there in time.
+
+    Args:
+        request: not added to the scheduler yet.
+        deadline_ms: from now, until the whole answer is there.
+        times: of the steps so far.
+
+    Raises:
+        RequestRefused: with the time that it takes at the least.
+    """
+    least = request.max_output_tokens if not request.stop_token_ids else max(1, request.min_output_tokens)
+    room = scheduler.max_model_len - request.num_prompt_tokens
+    needed_s = earliest_finish_s(
+        times, scheduler.num_tokens_before(request), min(least, room), scheduler.config.max_num_batched_tokens
+    )
+    if needed_s * 1e3 > deadline_ms:
+        raise RequestRefused(
+            f"the deadline is in {deadline_ms:.0f} ms, the answer can be there in {needed_s * 1e3:.0f} ms at the "
+            "earliest",
+            "deadline",
+        )
 
 
 def earliest_finish_s(

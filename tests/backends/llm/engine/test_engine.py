@@ -331,7 +331,7 @@ def looping(engine, token_ns=100_000):
         engine._clock_ns.now_ns += 10_000_000 + token_ns * output.num_tokens
         row = 0
         for scheduled in output.requests:
-            tokens = engine._sequences[scheduled.request_id].request.token_ids
+            tokens = engine._live.sequences[scheduled.request_id].request.token_ids
             tokens = [*tokens[: scheduled.num_computed_tokens], *scheduled.token_ids]
             for end in range(len(tokens) - scheduled.num_logits, len(tokens)):
                 result.logits[row] = 0.0
