@@ -44,7 +44,7 @@ class AsyncTritonClient(ClientCore, ABC):
         return await self._run(self._protocol.config(model, version))
 
     async def statistics(self, model: str, version: str = "") -> list[Json]:
-        """Triton's counters, one entry for each version of `model` that is loaded."""
+        """Triton's counters, one entry for each version of `model` that is loaded; "" stands for all models."""
         return await self._run(self._protocol.statistics(model, version))
 
     async def server_metadata(self) -> Json:

@@ -50,7 +50,7 @@ class TritonClient(ClientCore, ABC):
         return self._run(self._protocol.config(model, version))
 
     def statistics(self, model: str, version: str = "") -> list[Json]:
-        """Triton's counters, one entry for each version of `model` that is loaded."""
+        """Triton's counters, one entry for each version of `model` that is loaded; "" stands for all models."""
         return self._run(self._protocol.statistics(model, version))
 
     def server_metadata(self) -> Json:

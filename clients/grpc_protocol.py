@@ -7,7 +7,7 @@ from typing import Any
 
 from clients.errors import ClientError, DeadlineExceeded, ServerUnavailable, server_error
 from clients.grpc_messages import messages
-from clients.protocol import Arrays, Call, Json, Protocol
+from clients.protocol import Arrays, Call, Json, Protocol, check_names
 from clients.requests import InferRequest
 from clients.tensors import decode_array
 
@@ -35,6 +35,7 @@ class GrpcProtocol(Protocol):
         return Call("ServerReady", messages().ServerReadyRequest(), lambda answer: bool(answer.ready))
 
     def model_ready(self, model: str, version: str) -> Call[bool]:
+        check_names(model, version)
         request = messages().ModelReadyRequest(name=model, version=version)
         return Call("ModelReady", request, lambda answer: bool(answer.ready))
 
@@ -49,13 +50,17 @@ class GrpcProtocol(Protocol):
         )
 
     def model_metadata(self, model: str, version: str) -> Call[Json]:
+        check_names(model, version)
         return Call("ModelMetadata", messages().ModelMetadataRequest(name=model, version=version), _json)
 
     def config(self, model: str, version: str) -> Call[Json]:
+        check_names(model, version)
         request = messages().ModelConfigRequest(name=model, version=version)
         return Call("ModelConfig", request, lambda answer: _json(answer.config))
 
     def statistics(self, model: str, version: str) -> Call[list[Json]]:
+        if model:
+            check_names(model, version)
         request = messages().ModelStatisticsRequest(name=model, version=version)
         return Call("ModelStatistics", request, lambda answer: list(_json(answer).get("model_stats", [])))
 

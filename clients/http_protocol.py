@@ -10,7 +10,7 @@ from urllib.parse import quote
 
 from clients.errors import DeadlineExceeded, ServerError, server_error
 from clients.generation import GetOutput
-from clients.protocol import Arrays, Call, Json, Protocol
+from clients.protocol import Arrays, Call, Json, Protocol, check_names
 from clients.requests import InferRequest
 from clients.shared_memory import SharedTensor
 from clients.tensors import decode_array, decode_items
@@ -57,8 +57,8 @@ class HttpProtocol(Protocol):
         return Call("GET", HttpRequest(f"{model_path(model, version)}/config"), _json)
 
     def statistics(self, model: str, version: str) -> Call[list[Json]]:
-        request = HttpRequest(f"{model_path(model, version)}/stats")
-        return Call("GET", request, lambda answer: list(_json(answer)["model_stats"]))
+        path = f"{model_path(model, version)}/stats" if model else "/v2/models/stats"
+        return Call("GET", HttpRequest(path), lambda answer: list(_json(answer)["model_stats"]))
 
     def infer(self, request: InferRequest) -> Call[Arrays]:
         shared = {name: place for name, place in (request.outputs or {}).items() if place is not None}
@@ -187,6 +187,7 @@ def read_event(line: bytes) -> GetOutput | None:
 
 
 def model_path(model: str, version: str) -> str:
+    check_names(model, version)
     path = f"/v2/models/{quote(model, safe='')}"
     return f"{path}/versions/{quote(version, safe='')}" if version else path
 

@@ -9,6 +9,7 @@ from typing import Any, Generic, TypeVar
 
 import numpy.typing as npt
 
+from clients.errors import InputError
 from clients.requests import InferRequest
 
 Answer = TypeVar("Answer")
@@ -65,3 +66,14 @@ class Protocol(ABC):
 
     @abstractmethod
     def unregister_region(self, name: str) -> Call[None]: ...
+
+
+def check_names(model: str, version: str) -> None:
+    """Refuses what is not one part of a path: it would be another question to the server, or another file.
+
+    Raises:
+        InputError: with the name; nothing was sent.
+    """
+    for what, name in (("model", model), ("version", version)):
+        if (not name and what == "model") or name in (".", "..") or "/" in name or not name.isprintable():
+            raise InputError(f"the {what} {name!r} is not allowed: a name without '/' and control characters is")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from compiler.errors import RepositoryError
+from compiler.repository import require_model_name
 
 
 class ModelControl:
@@ -36,6 +37,7 @@ class ModelControl:
         self._call("unload_model", model)
 
     def _call(self, method: str, model: str) -> None:
+        require_model_name(model)  # the server would look for it outside of its repository
         import tritonclient.grpc as grpc_client
         from tritonclient.utils import InferenceServerException
 

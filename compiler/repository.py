@@ -22,6 +22,7 @@ from typing import Any
 
 from compiler.errors import EnvironmentLacks, RepositoryError, UsageError, did_you_mean, one_of
 from compiler.files import file_sha256
+from compiler.spec import MODEL_NAMES_ALLOWED, is_model_name
 from compiler.triton_config import CONFIG_FILE
 from compiler.triton_install import link_or_copy
 
@@ -102,11 +103,11 @@ class Repository:
         model, _, version = reference.partition(":")
         if model not in self.models():
             known = self.models()
-            raise UsageError(f"no model '{model}' in {self.path}{did_you_mean(model, known)}; it has: {one_of(known)}")
+            raise UsageError(f"no model {model!r} in {self.path}{did_you_mean(model, known)}; it has: {one_of(known)}")
         if version:
             if version not in map(str, self.versions(model)):
                 have = ", ".join(map(str, self.versions(model)))
-                raise UsageError(f"{model} has no version '{version}'; it has: {have}")
+                raise UsageError(f"{model} has no version {version!r}; it has: {have}")
             found = self._read(model, int(version))
         else:
             found = self.latest(model)
@@ -115,10 +116,11 @@ class Repository:
         return found
 
     def check_publishable(self, model: str) -> None:
-        """Refuses to add a version to a model folder that `compile` did not make.
+        """Refuses a name that could leave the repository, and a model folder that `compile` did not make.
 
-        Its config.pbtxt is somebody's work, and publishing would replace it.
+        The config.pbtxt of such a folder is somebody's work, and publishing would replace it.
         """
+        require_model_name(model)
         folder = self.path / model
         if folder.exists() and self.latest(model) is None and any(folder.iterdir()):
             raise RepositoryError(
@@ -152,6 +154,7 @@ class Repository:
 
         The version number is one above the highest there is. Two publishers of one model take turns.
         """
+        require_model_name(model)
         self.path.mkdir(parents=True, exist_ok=True)
         with self._staging() as staging:
             version = max(self.versions(model), default=0) + 1
@@ -206,6 +209,12 @@ class Repository:
                 yield staging
             finally:
                 shutil.rmtree(staging, ignore_errors=True)
+
+
+def require_model_name(name: str) -> None:
+    """Raises UsageError for a name that is no plain folder's, or that Triton cannot load."""
+    if not is_model_name(name):
+        raise UsageError(f"the model's name is {name!r}; allowed: {MODEL_NAMES_ALLOWED}")
 
 
 def _is_version(name: str) -> bool:

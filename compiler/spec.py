@@ -39,6 +39,7 @@ DEFAULT_OPSET = 20
 SUPPORTED_OPSETS = (18, 20)
 
 _MODEL_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")
+MODEL_NAMES_ALLOWED = "1 to 128 of the letters a-z A-Z 0-9 _ . -, not starting with . or -"
 
 
 @dataclass(frozen=True)
@@ -237,7 +238,7 @@ def model_name(node: Node) -> str:
     """
     name = node.string("name")
     if not is_model_name(name):
-        node.fail(f"name is {name!r}; allowed: 1 to 128 of the letters a-z A-Z 0-9 _ . -, not starting with . or -")
+        node.fail(f"name is {name!r}; allowed: {MODEL_NAMES_ALLOWED}")
     return name
 
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import base64
 import binascii
-import json
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,7 @@ import numpy.typing as npt
 from clients.errors import InputError
 from clients.types import NUMPY_DTYPES, ModelMetadata, TensorMetadata, convert_value
 from perf.errors import UsageError
+from perf.json_form import document_from_json
 from perf.workload import Inputs, sample_shape
 
 
@@ -31,11 +31,12 @@ def read_input_data(path: Path, metadata: ModelMetadata) -> list[Inputs]:
         UsageError: no such file, not the format, or an entry that does not fit the model; names the entry.
     """
     try:
-        document = json.loads(path.read_text("utf-8"))
+        text = path.read_text("utf-8")
     except OSError as error:
         raise UsageError(f"cannot read --input-data {path}: {error.strerror}") from error
-    except ValueError as error:
+    except UnicodeDecodeError as error:
         raise UsageError(f"--input-data {path} is not JSON: {error}") from error
+    document = document_from_json(text, f"--input-data {path}")
     entries = document.get("data") if isinstance(document, dict) else None
     if not isinstance(entries, list) or not entries:
         raise UsageError(f'--input-data {path} needs a list under "data": {{"data": [{{"INPUT": [1, 2]}}]}}')

@@ -11,6 +11,8 @@ from typing import Any
 
 from perf.errors import UsageError
 
+_WORDS = ("true", "false", "null", "-", ".", "e-", "e+", "E-", "E+")  # of which the beginning is no JSON
+
 
 def to_json(report: Any) -> str:
     """A report, which is a dataclass, as JSON."""
@@ -31,6 +33,12 @@ def document_from_json(text: str, source: str) -> Any:
     """The document in `text`; raises `UsageError`, naming `source`, when it is not JSON."""
     try:
         return json.loads(text)
+    except json.JSONDecodeError as error:
+        # A file that was not written to its end is nobody's syntax error: the fault is what is left, or a begun word.
+        rest = text[error.pos :].rstrip()
+        cut = error.msg.startswith("Unterminated string") or any(word.startswith(rest) for word in _WORDS)
+        problem = f"is cut: it ends within its JSON, after {len(text)} characters" if cut else f"is not JSON: {error}"
+        raise UsageError(f"{source} {problem}") from error
     except (ValueError, RecursionError) as error:
         raise UsageError(f"{source} is not JSON: {error}") from error
 

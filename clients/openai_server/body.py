@@ -136,6 +136,9 @@ def json_from_bytes(body: bytes, limits: Limits) -> Any:
     except ValueError as error:
         if "recursion limit" in str(error):
             raise _too_deep(limits) from None
+        if str(error).startswith("EOF"):
+            message = f"the body is cut: it ends within its JSON, after {len(body)} bytes"
+            raise ApiError(400, message, code="invalid_json") from None
         raise ApiError(400, f"the body is not valid JSON: {error}", code="invalid_json") from None
     _check_values(data, limits)
     return data

@@ -152,6 +152,23 @@ def test_optional_input_comes_from_the_config(client: TritonClient) -> None:
     assert client.infer("optional", {"A": [1, 2], "B": [10, 20]})["SUM"].tolist() == [11, 22]
 
 
+@pytest.mark.parametrize("name", ["../../x", "a/b", "", ".", "..", "a\nb"])
+def test_i06_a_name_with_path_parts_is_not_sent(client: TritonClient, name: str) -> None:
+    """As part of a URL it would be another question."""
+    for call in (client.metadata, client.config, client.model_ready):
+        with pytest.raises(InputError, match="is not allowed"):
+            call(name)
+    with pytest.raises(InputError, match="the model"):
+        client.infer(name, {"INPUT0": [[1, 2, 3, 4]]})
+    if name:
+        with pytest.raises(InputError, match="the version"):
+            client.infer("echo", {"INPUT0": [[1, 2, 3, 4]]}, version=name)
+
+
+def test_statistics_of_all_models(client: TritonClient) -> None:
+    assert sorted({entry["name"] for entry in client.statistics("")}) == client.model_names()
+
+
 def test_metadata_is_remembered(client: TritonClient) -> None:
     metadata = client.metadata("echo")
     assert metadata is client.metadata("echo")

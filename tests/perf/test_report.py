@@ -59,6 +59,17 @@ def test_what_is_no_report_is_refused_by_name(change: dict[str, object]) -> None
             from_json(text, "x")
 
 
+def test_i11_a_report_that_was_cut_is_called_so() -> None:
+    """Wherever it ends: in a word, in a number, in a name."""
+    text = to_json(report_of(CLOSED, [[1.0]])).rstrip()
+    for length in range(len(text)):
+        with pytest.raises(UsageError, match=f"^x is cut: it ends within its JSON, after {length} characters$"):
+            from_json(text[:length], "x")
+    for wrong in ("{]", "hello", text + "}", text.replace(":", "", 1)):
+        with pytest.raises(UsageError, match=r"^x is not JSON: "):
+            from_json(wrong, "x")
+
+
 def test_h06_text_prints_throughput_with_its_inputs() -> None:
     # three windows of 1 s, 7 requests each
     assert "concurrency 1: 21 completed / 3.000 s = 7 requests/s" in text_of(report_of(CLOSED, [[1.0] * 7]))

@@ -139,7 +139,8 @@ def test_input_file_takes_flat_lists_and_text(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("document", "part"),
     [
-        ("{", "not JSON"),
+        ("{]", "not JSON"),
+        ('{"data": [{"IDS": ', "is cut: it ends within its JSON, after 18 characters"),  # i11
         ({"data": []}, 'needs a list under "data"'),
         ([1], 'needs a list under "data"'),
         ({"data": [5]}, "entry 0"),

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 from openai import APIError, OpenAI
@@ -143,6 +144,20 @@ def test_a_prompt_that_cannot_fit_is_refused_before_it_is_tokenised(front: Serve
     ):
         assert answer.status == 400 and answer.error["code"] == "context_length_exceeded"
         assert "50000000 characters" in answer.error["message"] and "4096" in answer.error["message"]
+
+
+@pytest.mark.parametrize("name", ["../../x", "a/b", "", ".", "a\nb", "embedder/../scripted", "/etc"])
+def test_i06_a_name_with_path_parts_is_a_model_that_does_not_exist(front: Served, folder: Path, name: str) -> None:
+    """Nothing of the file system is looked at for it, and the error names none of it."""
+    for answer in (
+        complete(front, model=name, prompt="x"),
+        chat(front, model=name),
+        call(front, "POST", "/v1/embeddings", {"model": name, "input": "x"}),
+    ):
+        assert answer.status == 404 and answer.error["code"] == "model_not_found"
+        assert str(folder) not in answer.error["message"] and "\n" not in answer.error["message"]
+    if name:  # without one it is the list
+        assert call(front, "GET", f"/v1/models/{quote(name, safe='')}").status == 404
 
 
 def test_a_key_is_asked_for_and_shown_nowhere(front: Served, folder: Path) -> None:

@@ -55,14 +55,15 @@ def the_next_request_works_at_once(front: Served) -> Iterator[None]:
     assert min(times) < 0.1
 
 
-def test_64_mib_and_one_byte_by_its_length(front: Served) -> None:
+def test_i11_64_mib_and_one_byte_by_its_length(front: Served) -> None:
     """It is refused by its head, and the client finds the answer although it goes on sending."""
     head = HEAD + b"content-length: %d\r\n\r\n" % (64 * MIB + 1)
     assert _exchange(front, head, *[b" " * MIB] * 64) == (413, "request_too_large")
     assert _exchange(front, head) == (413, "request_too_large")
 
 
-def test_64_mib_and_one_byte_without_a_length(front: Served) -> None:
+def test_i11_64_mib_and_one_byte_without_a_length(front: Served) -> None:
+    """White space up to the limit: what was read so far is no JSON, and that is not the error."""
     chunk = b"%x\r\n%s\r\n" % (MIB, b" " * MIB)
     assert _exchange(front, CHUNKED, *[chunk] * 64, b"1\r\n \r\n") == (413, "request_too_large")
 
@@ -72,6 +73,16 @@ def test_64_mib_are_read(front: Served) -> None:
     body = b'{"model": "no-such-model", "prompt": "x"}'
     head = HEAD + b"content-length: %d\r\n\r\n" % (64 * MIB)
     assert _exchange(front, head, b" " * (64 * MIB - len(body)), body) == (404, "model_not_found")
+
+
+def test_i11_a_cut_body_is_called_cut(front: Served) -> None:
+    whole = b'{"model": "scripted", "prompt": "x", "max_tokens": [1]}'
+    for length in range(len(whole)):
+        answer = call(front, "POST", "/v1/completions", whole[:length])
+        assert answer.status == 400 and answer.error["code"] == "invalid_json"
+        assert f"the body is cut: it ends within its JSON, after {length} bytes" == answer.error["message"]
+    answer = call(front, "POST", "/v1/completions", whole + b"}")
+    assert answer.status == 400 and "not valid JSON" in answer.error["message"]
 
 
 def test_70_000_chunks_of_one_byte(front: Served) -> None:
