@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 from types import TracebackType
 
 from clients.errors import ClientError, ServerError, StreamBroken
-from clients.generation import Chunk, GetOutput
+from clients.generation import Chunk, ChunkReader, GetOutput
 from clients.requests import InferRequest
 from clients.retries import Attempts
 from clients.streams import CLOSING_S, Pieces
@@ -60,7 +60,8 @@ class AsyncTextStream(Pieces):
                 raise StopAsyncIteration
             self.waiting_since = time.monotonic()
             try:
-                self._take(await self._source.read() if self._source and self._begun else await self._first())
+                source = self._source
+                is_last = self._take(await source.read() if source and self._begun else await self._first())
             except BaseException as error:
                 if self._ended and isinstance(error, ClientError):
                     raise StreamBroken(self._address, self._lost or "another task closed it") from error
@@ -73,13 +74,14 @@ class AsyncTextStream(Pieces):
                 raise
             if self._ended:
                 raise StreamBroken(self._address, self._lost or "another task closed it")
-            if self._reader.finished:
+            if is_last:
                 await self._finish()
         return self._ready.popleft()
 
     async def _first(self) -> GetOutput | None:
         """As in `TextStream`."""
         request = await self._prepare()
+        self._reader = ChunkReader(request)
         self._watcher.add(self)
         while True:
             try:

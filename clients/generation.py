@@ -22,7 +22,8 @@ Logprobs = list[dict[str, Any]]
 # Gives an output of a response by name, one value for each answer; None where it is absent.
 GetOutput = Callable[[str], "list[Any] | None"]
 
-_ALWAYS = ("finish_reason", "num_input_tokens", "num_output_tokens", "num_cached_tokens")
+# How an answer ended: other servers say it in these, with each response, and ours in one output with the last.
+_WITH_EACH = ("finish_reason", "num_input_tokens", "num_output_tokens", "num_cached_tokens")
 # A finish reason while an answer goes on: the text of None, which Triton's vLLM backend made customary.
 GOES_ON = "None"
 _CANCEL = {"cancel", "cancel_id"}
@@ -121,7 +122,8 @@ def generate_request(
         raise InputError(f"model {metadata.name!r} is no language model: its inputs are {valid}")
     inputs = {**_prompt_input(metadata.name, names, prompt), "stream": [stream]}
     inputs["sampling_parameters"] = [_sampling_json(sampling)]
-    wanted = {f"return_{name}" for name in _ALWAYS} | {"exclude_input_in_output"}
+    ends = ("usage",) if "return_usage" in names else _WITH_EACH
+    wanted = {f"return_{name}" for name in ends} | {"exclude_input_in_output"}
     if sampling.get("logprobs") is not None:
         wanted |= {"return_logprobs", "return_cumulative_logprob"}
     if options.token_ids:
@@ -175,11 +177,17 @@ def _more_inputs(tensors: Mapping[str, Any]) -> dict[str, Any]:
 class ChunkReader:
     """Reads the responses of one request: what is new of which answer, and when all have ended.
 
+    Args:
+        request: that was sent.
+
     Attributes:
-        finished: every answer has had its last chunk; or the model does not say, and it ends where the stream does.
+        says_end: the responses say when an answer ends; otherwise it ends where the stream does.
+        finished: every answer has had its last chunk.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, request: InferRequest) -> None:
+        names = {tensor.name for tensor in request.inputs}
+        self.says_end = not names.isdisjoint(("return_usage", "return_finish_reason"))
         self.finished = False
         self._ended: set[int] = set()
         self._num_output_tokens: Counter[int] = Counter()  # by answer; a response counts its own
@@ -193,17 +201,14 @@ class ChunkReader:
         texts = get("text_output")
         if texts is None:
             raise ValueError("the response has no output 'text_output'")
-        reasons = get("finish_reason")
+        ends = self._ends(get, len(texts))
         logprobs, token_ids, sums = get("logprobs"), get("token_ids"), get("cumulative_logprob")
         silent = token_ids is None and logprobs is None
         chunks = []
-        self._num_output_tokens.update(dict(enumerate(get("num_output_tokens") or ())))
         for answer, text in enumerate(texts):
             if answer in self._ended:
                 continue
-            reason = reasons[answer] if reasons else None
-            if reason == GOES_ON:
-                reason = None
+            reason, usage = ends.get(answer, (None, None))
             if reason is not None:
                 self._ended.add(answer)
             elif silent and not text:
@@ -213,17 +218,32 @@ class ChunkReader:
                     text,
                     answer,
                     reason,
-                    self._usage(get, answer) if reason is not None else None,
+                    usage,
                     json.loads(logprobs[answer]) if logprobs else None,
                     tuple(token_ids) if token_ids is not None else None,
                     sums[answer] if sums else None,
                 )
             )
-        self.finished = reasons is None or len(self._ended) == len(texts)
+        self.finished = len(self._ended) == len(texts)
         return chunks
+
+    def _ends(self, get: GetOutput, count: int) -> dict[int, tuple[str, Usage | None]]:
+        """Finish reason and usage of the answers that have ended, by number."""
+        ends = get("usage")
+        if ends is not None:
+            return {answer: _end(json.loads(end)) for answer, end in enumerate(ends) if end}
+        self._num_output_tokens.update(dict(enumerate(get("num_output_tokens") or ())))
+        reasons = get("finish_reason") or [GOES_ON] * count
+        return {
+            answer: (reason, self._usage(get, answer)) for answer, reason in enumerate(reasons) if reason != GOES_ON
+        }
 
     def _usage(self, get: GetOutput, answer: int) -> Usage | None:
         prompt, cached = get("num_input_tokens"), get("num_cached_tokens")
         if prompt is None or answer not in self._num_output_tokens:
             return None
         return Usage(int(prompt[answer]), int(self._num_output_tokens[answer]), int(cached[answer]) if cached else 0)
+
+
+def _end(end: Mapping[str, Any]) -> tuple[str, Usage]:
+    return end["finish_reason"], Usage(end["prompt_tokens"], end["completion_tokens"], end["cached_tokens"])

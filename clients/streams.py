@@ -55,19 +55,24 @@ class Pieces:
         self._address = address
         self._attempts = attempts
         self._ready: deque[Chunk] = deque()
-        self._reader = ChunkReader()
+        self._reader: ChunkReader | None = None  # of the request, when that is made
         self._begun = False
         self._ended = False
         self._lost = ""
 
-    def _take(self, get: GetOutput | None) -> None:
+    def _take(self, get: GetOutput | None) -> bool:
+        """Takes a response over; returns whether it was the last."""
         self.waiting_since = None
+        assert self._reader is not None
         if get is None:
-            raise StreamBroken(self._address, "it ended without a reason to finish")
+            if self._reader.says_end:
+                raise StreamBroken(self._address, "it ended without a reason to finish")
+            return True
         try:
             self._ready.extend(self._reader.read(get))
-        except (ValueError, IndexError) as error:
-            raise StreamBroken(self._address, f"a response cannot be read: {error}") from error
+        except (ValueError, LookupError, TypeError) as error:
+            raise StreamBroken(self._address, f"a response cannot be read: {error!r}") from error
+        return self._reader.finished
 
 
 class TextStream(Pieces):
@@ -101,7 +106,7 @@ class TextStream(Pieces):
                 raise StopIteration
             self.waiting_since = time.monotonic()
             try:
-                self._take(self._source.read() if self._source and self._begun else self._first())
+                is_last = self._take(self._source.read() if self._source and self._begun else self._first())
             except BaseException as error:
                 if self._ended and isinstance(error, ClientError):
                     raise StreamBroken(self._address, self._lost or "another thread closed it") from error
@@ -114,13 +119,14 @@ class TextStream(Pieces):
                 raise
             if self._ended:
                 raise StreamBroken(self._address, self._lost or "another thread closed it")
-            if self._reader.finished:
+            if is_last:
                 self._finish()
         return self._ready.popleft()
 
     def _first(self) -> GetOutput | None:
         """Sends the request, again where that is safe, and returns the first response."""
         request = self._prepare()
+        self._reader = ChunkReader(request)
         self._watcher.add(self)
         while True:
             try:

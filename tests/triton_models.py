@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -146,12 +146,16 @@ _CHAT_OUTPUTS = {
 }
 
 
-def _chat_config() -> str:
+# A language model of another maker that never says why an answer ends.
+_UNTOLD_INPUTS = ("text_input", "stream", "sampling_parameters")
+
+
+def _chat_config(inputs: Iterable[str] = _CHAT_INPUTS, outputs: Iterable[str] = _CHAT_OUTPUTS) -> str:
     lines = ['backend: "python"', "max_batch_size: 0", "model_transaction_policy { decoupled: true }"]
-    for name, kind in _CHAT_INPUTS.items():
+    for name in inputs:
         size = -1 if name in ("input_ids", "stop") else 1
-        lines.append(f'input {{ name: "{name}" data_type: TYPE_{kind} dims: [{size}] optional: true }}')
-    lines += [f'output {{ name: "{name}" data_type: TYPE_{kind} dims: [-1] }}' for name, kind in _CHAT_OUTPUTS.items()]
+        lines.append(f'input {{ name: "{name}" data_type: TYPE_{_CHAT_INPUTS[name]} dims: [{size}] optional: true }}')
+    lines += [f'output {{ name: "{name}" data_type: TYPE_{_CHAT_OUTPUTS[name]} dims: [-1] }}' for name in outputs]
     return "\n".join(lines)
 
 
@@ -172,14 +176,15 @@ def write_repository(root: Path) -> Path:
     (root / "parallel" / "1").mkdir(parents=True)
     (root / "parallel" / "config.pbtxt").write_text(_PARALLEL_ENSEMBLE)
     write_chat_model(root)
+    write_chat_model(root, "untold", _chat_config(_UNTOLD_INPUTS, ("text_output",)))
     return root
 
 
-def write_chat_model(root: Path) -> None:
-    """Write the model `chat` alone, that of chat_model.py."""
-    (root / "chat" / "1").mkdir(parents=True)
-    (root / "chat" / "config.pbtxt").write_text(_chat_config())
-    shutil.copy(Path(__file__).with_name("chat_model.py"), root / "chat" / "1" / "model.py")
+def write_chat_model(root: Path, name: str = "chat", config: str = _chat_config()) -> None:
+    """Write one model, that of chat_model.py."""
+    (root / name / "1").mkdir(parents=True)
+    (root / name / "config.pbtxt").write_text(config)
+    shutil.copy(Path(__file__).with_name("chat_model.py"), root / name / "1" / "model.py")
 
 
 @contextmanager

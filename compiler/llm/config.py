@@ -36,6 +36,7 @@ INPUTS = {
     "return_num_output_tokens": ("TYPE_BOOL", (1,)),
     "return_num_cached_tokens": ("TYPE_BOOL", (1,)),
     "return_token_ids": ("TYPE_BOOL", (1,)),
+    "return_usage": ("TYPE_BOOL", (1,)),
 }
 # One value for each of a request's n answers, but for the ids.
 OUTPUTS = {
@@ -47,6 +48,7 @@ OUTPUTS = {
     "num_output_tokens": "TYPE_UINT32",
     "num_cached_tokens": "TYPE_UINT32",
     "token_ids": "TYPE_INT32",
+    "usage": "TYPE_STRING",
 }
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 from typing import Any
 
 from perf.errors import RequestFailed
@@ -92,6 +93,9 @@ def _read_outputs(response: Any, counts: dict[str, int]) -> bool:
     for tensor, content in zip(response.outputs, response.raw_output_contents, strict=False):
         if tensor.name == "text_output":
             has_text = len(content) > 4  # the length of the text comes before it
+        elif tensor.name == "usage":
+            end = json.loads(content[4:])
+            counts |= {"num_input_tokens": end["prompt_tokens"], "num_cached_tokens": end["cached_tokens"]}
         elif tensor.datatype == "UINT32" and content:
             before = counts.get(tensor.name, 0) if tensor.name == "num_output_tokens" else 0
             counts[tensor.name] = before + int.from_bytes(content[:4], "little")

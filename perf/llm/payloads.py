@@ -11,8 +11,11 @@ import numpy as np
 from clients.tensors import encode_array
 from perf.llm.prompts import LlmRequest
 
-# Asked for where the model has them; Triton's vLLM backend knows the first two.
-COUNTS = ("return_num_input_tokens", "return_num_output_tokens", "return_num_cached_tokens")
+# Asked for where the model has it: how many tokens each response holds. All else comes with the end, in ours;
+# Triton's vLLM backend says the tokens of the prompt with each response, too.
+_OWN_COUNT = "return_num_output_tokens"
+_END = "return_usage"
+_ELSE = "return_num_input_tokens"
 
 
 @dataclass(frozen=True)
@@ -52,7 +55,7 @@ def grpc_payload(request: LlmRequest, asking: Asking) -> bytes:
         tensors["text_input"] = "BYTES", np.array([request.prompt.encode()], dtype=object)
     else:
         tensors["input_ids"] = "INT32", np.array(request.prompt, dtype=np.int32)
-    for name in ("exclude_input_in_output", *COUNTS):
+    for name in ("exclude_input_in_output", _OWN_COUNT, _END if _END in asking.inputs else _ELSE):
         if name in asking.inputs:
             tensors[name] = "BOOL", np.array([True])
     message = service_pb2.ModelInferRequest(model_name=asking.model, model_version=asking.version)

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from clients import EngineFailed
 from clients.generation import Chunk, ChunkReader, Usage
 from clients.grpc_messages import messages
+from clients.requests import InferRequest, InputTensor
 from clients.stream_messages import StreamMessages
 from clients.tensors import encode_items
 
@@ -37,8 +38,12 @@ def answer_of(text: str, reason: str, produced: int) -> list[Output]:
     ]
 
 
+FINISH_REASON = InputTensor("return_finish_reason", "BOOL", (1,), b"\1")
+REQUEST = InferRequest("chat", "", (FINISH_REASON,))
+
+
 def test_a_stream_of_texts_is_parsed_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    reader, chunks, parsed = StreamMessages(), ChunkReader(), []
+    reader, chunks, parsed = StreamMessages(), ChunkReader(REQUEST), []
     parse = StreamMessages._parse
     monkeypatch.setattr(StreamMessages, "_parse", lambda self, raw: parsed.append(raw) or parse(self, raw))
     texts = ["a", "é" * 100, "", "x" * 20_000, "end"]  # lengths of one, two and three bytes

@@ -96,6 +96,14 @@ def test_whole_answer(on_server: OnServer) -> None:
     on_server(test)
 
 
+def test_a_model_that_never_says_why_it_ends_is_read_to_the_end(on_server: OnServer) -> None:
+    async def test(client: AsyncTritonClient) -> None:
+        chunks = [chunk async for chunk in client.astream("untold", "two words", max_tokens=3)]
+        assert chunks == [Chunk("w0 "), Chunk("w1 "), Chunk("w2 ")]
+
+    on_server(test)
+
+
 def test_what_is_asked_for_is_what_is_sent(on_server: OnServer) -> None:
     async def test(client: AsyncTritonClient) -> None:
         answer = await client.generate(

@@ -52,6 +52,10 @@ def test_text_comes_in_pieces_and_the_last_one_says_why_it_ends(client: TritonCl
     ]
 
 
+def test_a_model_that_never_says_why_it_ends_is_read_to_the_end(client: TritonClient) -> None:
+    assert [chunk.text for chunk in client.stream("untold", "two words", max_tokens=3)] == ["w0 ", "w1 ", "w2 "]
+
+
 def test_whole_answer(client: TritonClient) -> None:
     answer = client.generate("chat", [1, 2, 3], max_tokens=2, n=2, logprobs=1)
     assert [found.text for found in answer.answers] == ["w0 w1 "] * 2

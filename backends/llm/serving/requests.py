@@ -29,6 +29,7 @@ RETURN_INPUTS = {
         "num_output_tokens",
         "num_cached_tokens",
         "token_ids",
+        "usage",
     )
 }
 

@@ -30,6 +30,7 @@ class _Pending:
     cumulative_logprob: float = 0.0
     num_output_tokens: int = 0
     num_told: int = 0  # of them, in the responses before
+    has_ended_now: bool = False
 
 
 class ResponseBuilder:
@@ -58,6 +59,7 @@ class ResponseBuilder:
             answer.cumulative_logprob += sum(entry.logprob for entry in delta.logprobs)
         if delta.finish_reason is not None:
             answer.finish_reason = delta.finish_reason.value
+            answer.has_ended_now = True
         answer.num_output_tokens = output.usage.num_output_tokens
         if output.index == 0:
             self._num_input_tokens = output.usage.num_prompt_tokens
@@ -86,15 +88,22 @@ class ResponseBuilder:
             tensors["num_cached_tokens"] = np.full(len(answers), self._num_cached_tokens, dtype=np.uint32)
         if "token_ids" in wanted:
             tensors["token_ids"] = np.array(answers[0].token_ids, dtype=np.int32)
+        if "usage" in wanted and any(a.has_ended_now for a in answers):
+            tensors["usage"] = _strings([self._usage_json(a) if a.has_ended_now else "" for a in answers])
         for answer in answers:
             answer.pieces, answer.token_ids, answer.logprobs = [], [], []
             answer.num_told = answer.num_output_tokens
+            answer.has_ended_now = False
         self._has_news = False
         return tensors
 
     def _wants(self, delta: Any) -> bool:
         """Whether tokens without a text are news: half of a character, what may become a stop string."""
         return bool(delta.token_ids) and not self._request.outputs.isdisjoint(("token_ids", "logprobs"))
+
+    def _usage_json(self, answer: _Pending) -> str:
+        counts = {"prompt_tokens": self._num_input_tokens, "completion_tokens": answer.num_output_tokens}
+        return json.dumps({"finish_reason": answer.finish_reason, **counts, "cached_tokens": self._num_cached_tokens})
 
     def _logprobs_json(self, entries: Sequence[TokenLogprobs]) -> str:
         return json.dumps([self._token_json(entry) for entry in entries], ensure_ascii=False)

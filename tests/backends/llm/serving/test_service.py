@@ -103,6 +103,29 @@ def test_what_is_asked_for_comes_and_nothing_else(make_service):
     assert response["cumulative_logprob"][0] == pytest.approx(3 * logprob)
 
 
+def test_usage_comes_with_the_end_of_an_answer_alone(make_service):
+    service = make_service()
+    asked = {"text_input": "hello", "max_tokens": 6, "return_usage": True}
+    (whole,) = ask(service, **asked).wait().responses
+    usage = {"finish_reason": "length", "prompt_tokens": 5, "completion_tokens": 6, "cached_tokens": 0}
+    assert set(whole) == {"text_output", "usage"} and [json.loads(u) for u in whole["usage"]] == [usage]
+    *going_on, last = ask(service, stream=True, **asked).wait().responses
+    assert len(going_on) == 5 and all(set(response) == {"text_output"} for response in going_on)
+    assert [json.loads(u) for u in last["usage"]] == [{**usage, "cached_tokens": 4}]  # one block of 4 was cached
+
+
+def test_usage_of_n_answers_comes_when_each_ends(make_service):
+    parameters = '{"n": 3, "seed": 1, "temperature": 5, "ignore_eos": true, "stop": ["a", "e", "i"]}'
+    asked = {"text_input": "hello", "max_tokens": 60, "return_usage": True, "return_num_output_tokens": True}
+    responses = ask(make_service(), stream=True, sampling_parameters=parameters, **asked).wait().responses
+    ended = [[bool(u) for u in response["usage"]] for response in responses if "usage" in response]
+    assert len(ended) > 1 and [sum(column) for column in zip(*ended, strict=True)] == [1, 1, 1]
+    for answer in range(3):
+        told = sum(int(response["num_output_tokens"][answer]) for response in responses)
+        (usage,) = [json.loads(r["usage"][answer]) for r in responses if "usage" in r and r["usage"][answer]]
+        assert usage["finish_reason"] == "stop" and usage["completion_tokens"] == told
+
+
 def test_n_answers_come_side_by_side(make_service):
     parameters = '{"ignore_eos": true, "n": 3, "seed": 1, "temperature": 5}'
     values = {"text_input": "hello", "max_tokens": 6, "sampling_parameters": parameters, "return_finish_reason": True}
