@@ -13,7 +13,7 @@ from compiler.llm.config import BACKEND
 from compiler.repository import Repository
 from compiler.spec import is_model_name
 from compiler.targets.tensorrt_profiles import batch_problems
-from compiler.triton_config import CONFIG_FILE, config_from_text
+from compiler.triton_config import CONFIG_FILE, config_from_text, served_versions
 
 # The file without which a version cannot load; without model.py the server hangs for ever.
 _MODEL_FILES = {
@@ -89,7 +89,8 @@ def _check_model(repository: Repository, name: str, host: EngineHost) -> tuple[l
     elif not host.gpus and any(group.kind == group.KIND_GPU for group in config.instance_group):
         messages.append("instance_group asks for KIND_GPU, and this machine has no GPU: the server would stop")
     if config.backend == BACKEND:
-        messages += llm_problems(config, _newest_folder(repository, name))
+        served = [v for v in served_versions(config, repository.versions(name)) if (folder / str(v)).is_dir()]
+        messages += llm_problems(config, folder / str(served[-1]) if served else None)
     listed = sorted({number for group in config.instance_group for number in group.gpus})
     if absent := [number for number in listed if number >= len(host.gpus)]:
         messages.append(
@@ -103,20 +104,17 @@ def _check_versions(repository: Repository, name: str, folder: Path, config: Any
     versions = repository.versions(name)
     if not versions:
         return ["there is no version folder (1, 2, ...): the server would refuse the model"]
-    newest = folder / str(versions[-1])
     file = config.default_model_filename or _MODEL_FILES.get(config.backend, "")
     messages = []
-    if file and not (newest / file).is_file():
-        messages.append(f"version {newest.name} has no {file}")
-    latest = repository.latest(name)
-    if latest is not None:
-        messages += [f"version {latest.version}: {problem}" for problem in repository.damage(latest)]
+    for version in served_versions(config, versions):
+        if version not in versions:
+            have = ", ".join(map(str, versions))
+            messages.append(f"version_policy asks for version {version}, which is not there; there are: {have}")
+        elif file and not (folder / str(version) / file).is_file():
+            messages.append(f"version {version} has no {file}")
+        if published := repository.read(name, version):
+            messages += [f"version {version}: {problem}" for problem in repository.damage(published)]
     return messages
-
-
-def _newest_folder(repository: Repository, name: str) -> Path | None:
-    versions = repository.versions(name)
-    return repository.path / name / str(versions[-1]) if versions else None
 
 
 def _check_engine(repository: Repository, name: str, config: Any, host: EngineHost) -> list[str]:

@@ -23,7 +23,7 @@ from typing import Any
 from compiler.errors import EnvironmentLacks, RepositoryError, UsageError, did_you_mean, one_of
 from compiler.files import file_sha256
 from compiler.spec import MODEL_NAMES_ALLOWED, is_model_name
-from compiler.triton_config import CONFIG_FILE
+from compiler.triton_config import CONFIG_FILE, config_from_text
 from compiler.triton_install import link_or_copy
 
 MANIFEST_FILE = "manifest.json"
@@ -81,10 +81,11 @@ class Repository:
         return (published.manifest for published in self._published(model))
 
     def _published(self, model: str) -> Iterator[Published]:
-        found = (self._read(model, version) for version in reversed(self.versions(model)))
+        found = (self.read(model, version) for version in reversed(self.versions(model)))
         return (published for published in found if published)
 
-    def _read(self, model: str, version: int) -> Published | None:
+    def read(self, model: str, version: int) -> Published | None:
+        """Returns a version that carries a readable manifest, or None."""
         folder = self.path / model / str(version)
         try:
             manifest = json.loads((folder / MANIFEST_FILE).read_text(encoding="utf-8"))
@@ -108,7 +109,7 @@ class Repository:
             if version not in map(str, self.versions(model)):
                 have = ", ".join(map(str, self.versions(model)))
                 raise UsageError(f"{model} has no version {version!r}; it has: {have}")
-            found = self._read(model, int(version))
+            found = self.read(model, int(version))
         else:
             found = self.latest(model)
         if found is None:
@@ -152,7 +153,8 @@ class Repository:
     def publish(self, model: str, config_text: str, files: Path, manifest: dict[str, Any]) -> Published:
         """Publishes a new version: the files of a folder, a manifest with their hashes, and config.pbtxt.
 
-        The version number is one above the highest there is. Two publishers of one model take turns.
+        The version number is one above the highest there is. Two publishers of one model take turns. A model that is
+        pinned keeps its config.pbtxt, and with it what is served; that of the new version is in its manifest.
         """
         require_model_name(model)
         self.path.mkdir(parents=True, exist_ok=True)
@@ -175,15 +177,39 @@ class Repository:
                 "model": model,
                 "version": version,
                 **manifest,
+                "config": config_text,
                 "files": hashes,
             }
             (folder / MANIFEST_FILE).write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
+            if self.pinned(model):
+                config_text = (self.path / model / CONFIG_FILE).read_text(encoding="utf-8")
             (staged / CONFIG_FILE).write_text(config_text, encoding="utf-8")
             self.accept(manifest)
             _sync_tree(staged)
             _swap(staged, self.path / model)
             _sync(self.path)
         return Published(model, version, self.path / model / str(version), manifest)
+
+    def pinned(self, model: str) -> list[int]:
+        """Returns the versions that a model's config.pbtxt names as the only ones to be served; none where it does not.
+
+        See `compiler.pins`.
+        """
+        try:
+            config = config_from_text((self.path / model / CONFIG_FILE).read_text(encoding="utf-8"), model)
+        except (OSError, UnicodeDecodeError, RepositoryError):
+            return []  # `compile check` is what complains of it
+        return sorted(config.version_policy.specific.versions)
+
+    def replace_config(self, model: str, config_text: str) -> None:
+        """Puts another config.pbtxt in the place of a published model's, in one step."""
+        require_model_name(model)
+        with self._staging() as staging:
+            staged = staging / CONFIG_FILE
+            staged.write_text(config_text, encoding="utf-8")
+            _sync(staged)
+            os.replace(staged, self.path / model / CONFIG_FILE)
+            _sync(self.path / model)
 
     @contextlib.contextmanager
     def _staging(self) -> Iterator[Path]:

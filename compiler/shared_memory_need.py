@@ -11,7 +11,7 @@ from typing import Any
 
 from compiler.errors import ModelkilnError
 from compiler.repository import Repository
-from compiler.triton_config import CONFIG_FILE, config_from_text
+from compiler.triton_config import CONFIG_FILE, config_from_text, served_versions
 
 SHARED_MEMORY = Path("/dev/shm")
 MORE_SHARED_MEMORY = "docker run --shm-size=1g ..., or mount -o remount,size=1g /dev/shm"
@@ -49,7 +49,8 @@ def shared_memory_need(repository: Repository, server_flags: Sequence[str] = ())
         except (OSError, UnicodeDecodeError, ModelkilnError):
             continue  # `compile check` is what complains of it
         if config.platform != "ensemble":
-            instances += sum(_count(group) for group in config.instance_group) or 1
+            versions = len(served_versions(config, repository.versions(name))) or 1
+            instances += versions * (sum(_count(group) for group in config.instance_group) or 1)
     sizes = [int(match[1]) for flag in server_flags if (match := _SIZE_FLAG.fullmatch(flag))]
     return SharedMemoryNeed(instances, sizes[-1] if sizes else _BYTES_PER_INSTANCE)
 

@@ -157,6 +157,22 @@ def config_from_text(text: str, shown: str) -> Any:
         raise RepositoryError(f"{shown}:{error}") from None
 
 
+def served_versions(config: Any, versions: Sequence[int]) -> list[int]:
+    """Returns the versions that a server loads by the config's version policy.
+
+    Args:
+        config: the ModelConfig.
+        versions: that there are, oldest first; a policy may name others.
+    """
+    policy = config.version_policy
+    kind = policy.WhichOneof("policy_choice")
+    if kind == "specific":
+        return sorted(policy.specific.versions)
+    if kind == "all":
+        return list(versions)
+    return list(versions[-max(policy.latest.num_versions, 1) :])
+
+
 def _pb2() -> Any:
     try:
         from tritonclient.grpc import model_config_pb2

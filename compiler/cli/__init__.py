@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from compiler import __version__
-from compiler.cli import build, cache, check, doctor, explain, kv_plan, llm, openai, serve, verify
+from compiler.cli import build, cache, check, doctor, explain, kv_plan, llm, openai, pin, serve, verify
 from compiler.cli.common import EXIT_CODES
 
 
@@ -24,5 +24,5 @@ def main() -> None:
     """
 
 
-for _module in (build, llm, serve, openai, check, verify, explain, doctor, cache, kv_plan):
+for _module in (build, llm, serve, openai, pin, check, verify, explain, doctor, cache, kv_plan):
     main.add_command(_module.command)

@@ -124,7 +124,7 @@ def _build_in_order(jobs: Sequence[Job], repository: Path, options: BuildOptions
         except ModelkilnError as error:
             error.spec, error.done = job.path, {"models": results, **error.done}
             raise
-        results.append(result.to_json())
+        results.append({**result.to_json(), "pinned": store.pinned(job.name)})
         if not as_json:
             click.echo(result_line(results[-1]))
     return results
@@ -133,7 +133,15 @@ def _build_in_order(jobs: Sequence[Job], repository: Path, options: BuildOptions
 def result_line(result: Mapping[str, Any]) -> str:
     """Returns one line for a person about one model's JSON result."""
     done = "built" if result["built"] else "up to date"
-    return f"{result['model']} version {result['version']}: {done} in {result['seconds']:.1f} s ({result['path']})"
+    line = f"{result['model']} version {result['version']}: {done} in {result['seconds']:.1f} s ({result['path']})"
+    return line + pin_note(result["version"], result["pinned"])
+
+
+def pin_note(version: int, pinned: Sequence[int]) -> str:
+    """Returns what a person should know of a version that is published and not served, or an empty string."""
+    if not pinned or version in pinned:
+        return ""
+    return f"; not served: pinned to {', '.join(map(str, pinned))} (see `compile pin`)"
 
 
 def child_arguments() -> tuple[str, ...]:

@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from compiler.cli.build import pin_note
 from compiler.cli.common import EXIT_CODES, common, repository_option
 from compiler.errors import UsageError
 
@@ -86,8 +87,10 @@ def command(
         force=force,
         stage=stage,
     )
+    pinned = store.pinned(name)
     if as_json:
-        click.echo(json.dumps(result.to_json()))
+        click.echo(json.dumps({**result.to_json(), "pinned": pinned}))
         return
     state = f"built in {result.seconds:.1f} s" if result.built else "up to date"
-    click.echo(f"{name} version {result.published.version} {state}: {result.published.folder}")
+    version = result.published.version
+    click.echo(f"{name} version {version} {state}: {result.published.folder}{pin_note(version, pinned)}")
