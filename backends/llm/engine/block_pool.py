@@ -1,9 +1,11 @@
 """BlockPool: who holds which block of the KV cache, and which free ones still hold a prefix worth finding.
 
-A block is in exactly one of three states:
+A block is in exactly one of three states. A published block is in the index, where its tokens find it:
 
-    referenced (ref_cnt > 0)  --free-->  evictable (free, in the index)  --allocate-->  referenced
-                              --free-->  empty     (free, not in it)     --allocate-->  referenced
+           --allocate-->                               --free, if published-->
+    empty                 referenced (in block tables)                          evictable (free, and in the index)
+           <--free, if not published--                 <--touch: it was found--
+                                                       <--allocate: its tokens are forgotten--
 
 Free blocks stand in one queue, the next to be taken first: empty ones, then evictable ones, least recently used first.
 """
@@ -138,7 +140,7 @@ class BlockPool:
             block.ref_cnt += 1
 
     def free(self, table: Sequence[Block]) -> None:
-        """Drops one reference of each block of a table, the last block first."""
+        """Drops one reference of each block of a table, the last block first: children are evicted before parents."""
         for block in reversed(table):
             assert block.ref_cnt > 0, f"{block} is freed twice"
             block.ref_cnt -= 1
@@ -149,7 +151,10 @@ class BlockPool:
                     self._free.append(block)
 
     def find(self, key: PrefixKey, parent: Block | None) -> Block | None:
-        """Returns the published block with these tokens after that parent; a hash alone is never believed."""
+        """Returns the published block with these tokens after that parent; a hash alone is never believed.
+
+        Equal tokens after the very same parent are an equal prefix, since the same holds for the parent.
+        """
         block = self._index.get(key.block_hash)
         if block is None or block.parent is not parent or block.key is None or block.key.content != key.content:
             return None
@@ -171,13 +176,8 @@ class BlockPool:
         return block
 
     def num_evictable(self, blocks: Iterable[Block]) -> int:
-        """Returns how many of these are free now: touching them takes them from the free blocks."""
+        """Returns how many of these found blocks are free now: touching them takes as many from the free blocks."""
         return sum(block.ref_cnt == 0 for block in blocks)
-
-    def reset_index(self) -> None:
-        """Forgets all cached prefixes; blocks in use stay in use."""
-        for block in list(self._index.values()):
-            self._forget(block)
 
     def check_invariants(self, tables: Iterable[Sequence[Block]]) -> None:
         """Raises AssertionError unless every block is where it must be, given the block tables of all requests."""
@@ -196,6 +196,7 @@ class BlockPool:
         assert len(self._index) == sum(block.key is not None for block in self._blocks), "the index has strangers"
 
     def _forget(self, block: Block) -> None:
+        """Takes a block out of the index, where it is in it."""
         if block.key is not None:
             del self._index[block.key.block_hash]
             block.key = block.parent = None

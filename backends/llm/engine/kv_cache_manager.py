@@ -1,4 +1,11 @@
-"""KVCacheManager: the block table of each request. The only place that takes and frees blocks."""
+"""KVCacheManager: the block table of each request. The only place that takes and frees blocks.
+
+A request of 38 tokens, of which 37 are computed, with 16 tokens in a block:
+
+    token_ids     0 ....... 15   16 ...... 31   32 ... 37
+    block table   block 7        block 2        block 9
+                  published      published      not full: no other request may find it
+"""
 
 from __future__ import annotations
 
@@ -72,7 +79,8 @@ class KVCacheManager:
     def find_prefix(self, request: Request) -> list[Block]:
         """Returns the cached blocks that a request begins with.
 
-        The last token is never among them, since its logits are needed.
+        The last token is never among them, since its logits are needed. Nothing is taken: they are
+        good until other blocks are allocated.
         """
         if not self._caching or request.wants_prompt_logits:
             return []
@@ -88,6 +96,8 @@ class KVCacheManager:
         """Starts a request's table with a cached prefix and blocks for the tokens after it.
 
         Args:
+            prefix: as `find_prefix` returned it.
+            num_new_tokens: tokens after the prefix that need room now.
             num_reserved: free blocks that must be left over.
 
         Returns:
@@ -126,13 +136,14 @@ class KVCacheManager:
         freed: each prefix is held once, and a block's parent is always the one in the index.
         """
         table = self._tables[request.request_id]
+        # An answer that ended within its accepted drafts has fewer tokens than were computed.
         num_full = min(request.num_computed_tokens, request.num_tokens) // self.block_size
         if not self._caching or table.num_published is None or table.num_published >= num_full:
             return
         for index in range(table.num_published, num_full):
             mine = table.blocks[index]
             shared = self.pool.publish(mine, self._key(request, index), table.blocks[index - 1] if index else None)
-            if shared is None:
+            if shared is None:  # the hash is taken, and a block's parents must be in the index: no more of this table
                 table.num_published = None
                 return
             if shared is not mine:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import heapq
+
 from backends.llm.engine.outputs import RequestId, RequestUpdate
 from backends.llm.engine.request import FinishReason
 from backends.llm.engine.results import StepOutput
@@ -30,6 +32,7 @@ class LiveRequests:
         self.groups: dict[str, Group] = {}
         self.sequences: dict[RequestId, Sequence] = {}
         self.num_output_tokens = 0
+        self._deadlines: list[tuple[int, str]] = []  # a heap of (deadline_ns, id of the request)
 
     def start(self, group: Group) -> None:
         """Takes a request in. Its first answer starts; the others are held until that has computed the prompt.
@@ -42,6 +45,8 @@ class LiveRequests:
         group.held = others
         self.groups[group.request_id] = group
         self.sequences[first.request_id] = first
+        if group.deadline_ns is not None:
+            heapq.heappush(self._deadlines, (group.deadline_ns, group.request_id))
 
     def advance(self, update: RequestUpdate, sampled: Sampled) -> StepOutput:
         """Brings an answer up to date with the tokens of a step."""
@@ -94,9 +99,12 @@ class LiveRequests:
     def end_late(self, now_ns: int) -> list[StepOutput]:
         """Ends the requests whose deadlines have passed."""
         outputs: list[StepOutput] = []
-        for request_id in self._scheduler.expired(now_ns):
-            sequence = self.sequences.get(request_id)  # gone where another answer of its request was late too
-            outputs += self.end(sequence.group, FinishReason.DEADLINE) if sequence else []
+        while self._deadlines and self._deadlines[0][0] <= now_ns:
+            deadline_ns, request_id = heapq.heappop(self._deadlines)
+            group = self.groups.get(request_id)
+            # Where it ended in time, its id may be that of another request by now.
+            if group is not None and group.deadline_ns == deadline_ns:
+                outputs += self.end(group, FinishReason.DEADLINE)
         return outputs
 
     def _start_held(self, group: Group) -> None:

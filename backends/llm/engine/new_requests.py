@@ -71,7 +71,9 @@ class RequestMaker:
         Raises:
             InvalidRequest: the grammar is not taken.
         """
-        group = Group(request_id, params, prompt_logprobs=None if params.prompt_logprobs is None else [])
+        group = Group(request_id, params, deadline_ns=deadline_ns)
+        if params.prompt_logprobs is not None:
+            group.prompt_logprobs = []
         for index in range(params.n):
             request = Request(
                 request_id=RequestId(request_id if params.n == 1 else f"{request_id}/{index}"),
@@ -82,7 +84,6 @@ class RequestMaker:
                 min_output_tokens=params.min_tokens,
                 priority=priority,
                 client=client,
-                deadline_ns=deadline_ns,
                 cache_salt=cache_salt.encode(),
                 wants_prompt_logits=params.prompt_logprobs is not None and index == 0,
             )

@@ -28,7 +28,7 @@ class Request:
         prompt_token_ids: not empty.
         max_output_tokens: the answer ends with LENGTH after that many tokens.
         stop_token_ids: the answer ends with STOP at one of these, once it has `min_output_tokens`.
-        arrival_ns, deadline_ns: on the clock of whoever calls the scheduler.
+        arrival_ns: on the clock of whoever calls the scheduler.
         priority: smaller goes first, under the policy `priority`.
         client: whom the tokens are charged to, under the policy `fair`.
         cache_salt: requests share cached blocks only within one salt.
@@ -50,7 +50,6 @@ class Request:
     min_output_tokens: int = 0
     priority: int = 0
     client: str = ""
-    deadline_ns: int | None = None
     cache_salt: bytes = b""
     wants_prompt_logits: bool = False
 

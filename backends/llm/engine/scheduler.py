@@ -11,42 +11,24 @@ it is not, and then one more is sampled. Running decodes are behind by one, prom
 When blocks run out, the running request that is last in the policy's order is preempted: its blocks are freed, and it
 waits to be computed again, its answer so far included. The first in the order always gets on, since one request alone
 always fits.
+
+    add_request --> waiting --admitted (3)--> running --its answer ends, or finish--> gone
+                       ^                         |
+                       +--------preempted--------+
 """
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 
 from backends.llm.engine.config import SchedulerConfig
 from backends.llm.engine.kv_cache_manager import KVCacheManager
-from backends.llm.engine.outputs import RequestId, RequestUpdate, ScheduledRequest, SchedulerOutput, SchedulerStats
-from backends.llm.engine.policies import Queue, policy_named
+from backends.llm.engine.outputs import RequestId, RequestUpdate, SchedulerOutput, SchedulerStats
+from backends.llm.engine.policies import policy_named
 from backends.llm.engine.request import FinishReason, Request
+from backends.llm.engine.step import Step, scheduled_requests
+from backends.llm.engine.waiting import WaitingRequests
 from backends.llm.errors import RequestRefused, prompt_too_long
-
-
-@dataclass(slots=True)
-class _Step:
-    """The step that is being put together.
-
-    Attributes:
-        budget: tokens that may still be scheduled.
-        num_tokens: how many of each request are.
-    """
-
-    budget: int
-    now_ns: int = 0
-    num_tokens: dict[RequestId, int] = field(default_factory=dict)
-    preempted: list[RequestId] = field(default_factory=list)
-
-    def take(self, request: Request, count: int) -> None:
-        self.num_tokens[request.request_id] = self.num_tokens.get(request.request_id, 0) + count
-        self.budget -= count
-
-    def give_back(self, request: Request) -> None:
-        self.budget += self.num_tokens.pop(request.request_id, 0)
 
 
 class Scheduler:
@@ -62,11 +44,9 @@ class Scheduler:
         self.max_model_len = min(config.max_model_len, kv_cache.capacity_tokens)
         self._kv = kv_cache
         self._policy = policy_named(config.policy, lambda r: len(kv_cache.find_prefix(r)) * kv_cache.block_size)
-        self._short: Queue = self._policy.new_queue()
-        self._long: Queue = self._policy.new_queue()
+        self._waiting = WaitingRequests(self._policy, self._is_long)
         self._running: dict[RequestId, Request] = {}
-        self._requests: dict[RequestId, Request] = {}
-        self._deadlines: list[tuple[int, RequestId]] = []
+        self._requests: dict[RequestId, Request] = {}  # those that wait and those that run
         self._num_added = self._static_batch = 0
         self._num_preemptions = self._num_prefix_queries = self._num_prefix_hits = 0
 
@@ -76,24 +56,11 @@ class Scheduler:
 
     @property
     def num_waiting(self) -> int:
-        return len(self._short) + len(self._long)
+        return len(self._waiting)
 
     @property
     def running(self) -> Iterator[Request]:
         return iter(self._running.values())
-
-    def stats(self) -> SchedulerStats:
-        pool = self._kv.pool
-        return SchedulerStats(
-            num_running=len(self._running),
-            num_waiting=self.num_waiting,
-            num_blocks=pool.num_blocks,
-            num_free_blocks=pool.num_free_blocks,
-            num_cached_blocks=pool.num_cached_blocks,
-            num_preemptions=self._num_preemptions,
-            num_prefix_queries=self._num_prefix_queries,
-            num_prefix_hits=self._num_prefix_hits,
-        )
 
     def add_request(self, request: Request, *, limited: bool = True) -> None:
         """Takes a request over; it waits for its first step. Its answer is cut where the context ends.
@@ -117,66 +84,22 @@ class Scheduler:
         request.order = self._num_added
         self._num_added += 1
         self._requests[request.request_id] = request
-        if request.deadline_ns is not None:
-            heapq.heappush(self._deadlines, (request.deadline_ns, request.request_id))
         self._policy.added(request)
-        self._queue_of(request).push(request)
-
-    def finish(self, request_id: RequestId, reason: FinishReason) -> Request | None:
-        """Ends a request at once and frees its blocks; None where it is not here (any more)."""
-        request = self._requests.pop(request_id, None)
-        if request is None:
-            return None
-        if self._running.pop(request_id, None) is not None:
-            self._kv.free(request)
-        else:
-            self._queue_of(request).remove(request)
-        self._policy.removed(request)
-        request.finish_reason = reason
-        return request
-
-    def expired(self, now_ns: int) -> list[RequestId]:
-        """Returns the requests whose deadline has passed, each once; they go on until `finish`."""
-        found = []
-        while self._deadlines and self._deadlines[0][0] <= now_ns:
-            deadline_ns, request_id = heapq.heappop(self._deadlines)
-            request = self._requests.get(request_id)
-            if request is not None and request.deadline_ns == deadline_ns:
-                found.append(request_id)
-        return found
-
-    def num_tokens_before(self, request: Request) -> int:
-        """Returns the uncomputed tokens of a new request and of all that are served before it."""
-        rank = self._policy.rank(request)
-        others = [*self._running.values(), *(r for queue in (self._short, self._long) for r in queue)]
-        ahead = (
-            r.num_uncomputed_tokens for r in others if r.request_id in self._running or self._policy.rank(r) < rank
-        )
-        return request.num_uncomputed_tokens + sum(ahead)
-
-    def set_drafts(self, request_id: RequestId, token_ids: Sequence[int]) -> None:
-        """Proposes the next tokens of a running request; those that its answer has no room for are left out."""
-        request = self._running.get(request_id)
-        if request is not None and request.num_uncomputed_tokens == 1:
-            request.draft_token_ids = token_ids[: request.max_output_tokens - request.num_output_tokens - 1]
+        self._waiting.push(request)
 
     def schedule(self, now_ns: int = 0) -> SchedulerOutput:
         """Returns the next step, which begins now; an empty one where nothing can be done."""
-        step = _Step(self.config.max_num_batched_tokens, now_ns)
+        step = Step(self.config.max_num_batched_tokens, now_ns)
         prompts = self._schedule_decodes(step)
-        longs = [r for r in prompts if self._is_long(r)]
-        for request in prompts:
-            if not self._is_long(request):
-                self._advance(request, request.num_uncomputed_tokens, step)
-        others_wait = self.num_waiting > 0 or len(prompts) > 1
-        for request in longs[:1]:
-            share = self.config.long_prefill_tokens if others_wait else step.budget
-            self._advance(request, min(request.num_uncomputed_tokens, share), step)
+        long = self._schedule_prompts(prompts, step)
         if self.num_waiting and not step.preempted:
-            longs += self._admit_waiting(prompts, step)
-        for request in longs:
-            self._advance(request, request.num_uncomputed_tokens - step.num_tokens.get(request.request_id, 0), step)
-        return self._output(step)
+            long = self._admit_waiting(prompts, step) or long
+        if long is not None:
+            rest = long.num_uncomputed_tokens - step.num_tokens.get(long.request_id, 0)
+            self._give_tokens(long, rest, step)
+        for request_id, num_tokens in step.num_tokens.items():
+            self._policy.charge(self._running[request_id], num_tokens)
+        return SchedulerOutput(scheduled_requests(step, self._running, self._kv), tuple(step.preempted))
 
     def update_from_output(
         self, output: SchedulerOutput, sampled: Mapping[RequestId, Sequence[int]]
@@ -194,22 +117,61 @@ class Scheduler:
             if request is None:
                 continue
             tokens = sampled.get(scheduled.request_id, ())
-            num_drafts = len(request.draft_token_ids) if tokens else 0
-            rejected = num_drafts - max(0, len(tokens) - 1)
-            request.num_computed_tokens += len(scheduled.token_ids) - rejected
+            num_accepted = len(tokens) - 1 if tokens else 0
+            num_rejected = len(request.draft_token_ids) - num_accepted if tokens else 0
+            # Keys and values of rejected drafts are left where they are; the next tokens overwrite them.
+            request.num_computed_tokens += len(scheduled.token_ids) - num_rejected
             request.draft_token_ids = ()
             taken = request.append(tokens)
             self._kv.publish(request)
             if taken:
-                updates.append(RequestUpdate(request, taken, min(len(taken), len(tokens) - 1)))
+                updates.append(RequestUpdate(request, taken, min(len(taken), num_accepted)))
             if request.finish_reason is not None:
                 self.finish(request.request_id, request.finish_reason)
         return updates
 
+    def set_drafts(self, request_id: RequestId, token_ids: Sequence[int]) -> None:
+        """Proposes the next tokens of a running request; those that its answer has no room for are left out."""
+        request = self._running.get(request_id)
+        if request is not None and request.num_uncomputed_tokens == 1:
+            request.draft_token_ids = token_ids[: request.max_output_tokens - request.num_output_tokens - 1]
+
+    def finish(self, request_id: RequestId, reason: FinishReason) -> Request | None:
+        """Ends a request at once and frees its blocks; None where it is not here (any more)."""
+        request = self._requests.pop(request_id, None)
+        if request is None:
+            return None
+        if self._running.pop(request_id, None) is not None:
+            self._kv.free(request)
+        else:
+            self._waiting.remove(request)
+        self._policy.removed(request)
+        request.finish_reason = reason
+        return request
+
+    def num_tokens_before(self, request: Request) -> int:
+        """Returns the uncomputed tokens of a new request and of all that are served before it."""
+        rank = self._policy.rank(request)
+        ahead = [*self._running.values(), *(r for r in self._waiting if self._policy.rank(r) < rank)]
+        return request.num_uncomputed_tokens + sum(r.num_uncomputed_tokens for r in ahead)
+
+    def stats(self) -> SchedulerStats:
+        pool = self._kv.pool
+        return SchedulerStats(
+            num_running=len(self._running),
+            num_waiting=self.num_waiting,
+            num_blocks=pool.num_blocks,
+            num_free_blocks=pool.num_free_blocks,
+            num_cached_blocks=pool.num_cached_blocks,
+            num_preemptions=self._num_preemptions,
+            num_prefix_queries=self._num_prefix_queries,
+            num_prefix_hits=self._num_prefix_hits,
+        )
+
     def check_invariants(self) -> None:
         """Raises AssertionError where the books are wrong."""
         self._kv.check_invariants()
-        waiting = {r.request_id for queue in (self._short, self._long) for r in queue}
+        waiting = {r.request_id for r in self._waiting}
         assert waiting.isdisjoint(self._running) and waiting | set(self._running) == set(self._requests)
         for request in self._running.values():
             num_blocks = self._kv.num_blocks_of(request.request_id)
@@ -217,8 +179,10 @@ class Scheduler:
             assert request.num_computed_tokens < request.num_tokens, "a running request has something to compute"
         assert all(self._kv.num_blocks_of(request_id) == 0 for request_id in waiting)
         assert len(self._running) <= self.config.max_num_seqs
+        under_way = [r for r in self._running.values() if r.num_uncomputed_tokens > 1]
+        assert sum(map(self._is_long, under_way)) <= 1, "long prompts are computed one at a time"
 
-    def _schedule_decodes(self, step: _Step) -> list[Request]:
+    def _schedule_decodes(self, step: Step) -> list[Request]:
         """Schedules all that are behind by one token; returns the others, in the policy's order."""
         prompts = []
         # Drafts share what is left when every running request has its one token.
@@ -230,12 +194,84 @@ class Scheduler:
                 if len(request.draft_token_ids) > for_drafts:
                     request.draft_token_ids = request.draft_token_ids[: max(0, for_drafts)]
                 for_drafts -= len(request.draft_token_ids)
-                self._advance(request, 1, step)
+                self._give_tokens(request, 1, step)
         prompts = [request for request in prompts if request.request_id in self._running]
         return sorted(prompts, key=self._policy.rank) if len(prompts) > 1 else prompts
 
-    def _advance(self, request: Request, num_tokens: int, step: _Step) -> None:
-        """Schedules up to that many tokens of a running request, and its drafts if they bring it up to date."""
+    def _schedule_prompts(self, prompts: Sequence[Request], step: Step) -> Request | None:
+        """Schedules the short prompts under way, then the share of the long one, which is returned."""
+        long = None
+        for request in prompts:
+            if self._is_long(request):
+                long = request
+            else:
+                self._give_tokens(request, request.num_uncomputed_tokens, step)
+        if long is not None:
+            others_wait = self.num_waiting > 0 or len(prompts) > 1
+            share = self.config.long_prefill_tokens if others_wait else step.budget
+            self._give_tokens(long, min(long.num_uncomputed_tokens, share), step)
+        return long
+
+    def _admit_waiting(self, prompts: Sequence[Request], step: Step) -> Request | None:
+        """Starts waiting requests in the policy's order, as long as tokens, places and blocks last.
+
+        Args:
+            prompts: those under way. The blocks that they still need are not given away, and one block for each running
+                request is kept: all that would end in a preemption.
+
+        Returns:
+            The long one among those that were started.
+        """
+        long = None
+        take_long = not any(map(self._is_long, prompts))
+        reserved = len(self._running) + sum(self._num_missing_blocks(request) for request in prompts)
+        while step.budget > 0 and self._num_places() > 0:
+            request = self._waiting.peek(take_long=take_long)
+            if request is None:
+                break
+            prefix = self._kv.find_prefix(request)
+            num_cached = len(prefix) * self._kv.block_size
+            num_tokens = min(request.num_tokens - num_cached, step.budget)
+            if self._is_long(request) and self.num_waiting > 1:
+                num_tokens = min(num_tokens, self.config.long_prefill_tokens)
+            # Blocks for the part of its prompt that later steps compute.
+            later = self._kv.num_blocks_for(request.num_tokens) - self._kv.num_blocks_for(num_cached + num_tokens)
+            if not self._kv.admit(request, prefix, num_tokens, reserved + later):
+                break
+            self._start(request, num_cached, step.now_ns)
+            step.take(request, num_tokens)
+            reserved += later + 1
+            if self._is_long(request):
+                long, take_long = request, False
+        return long
+
+    def _num_places(self) -> int:
+        """Returns how many more requests may start; static batching fills its places only when all of them are free."""
+        free = self.config.max_num_seqs - len(self._running)
+        if self.config.batching == "continuous":
+            return free
+        if not self._running:
+            self._static_batch = min(self.num_waiting, free)
+        return min(free, self._static_batch)
+
+    def _start(self, request: Request, num_cached: int, now_ns: int) -> None:
+        """Moves a request that was admitted from the waiting to the running ones."""
+        self._waiting.remove(request)
+        self._running[request.request_id] = request
+        self._static_batch -= 1
+        request.num_computed_tokens = num_cached
+        if request.num_cached_tokens is None:  # for the first time, not after a preemption
+            request.num_cached_tokens = num_cached
+            request.scheduled_ns = now_ns
+            if self.config.enable_prefix_cache and not request.wants_prompt_logits:
+                self._num_prefix_queries += request.num_prompt_tokens
+                self._num_prefix_hits += num_cached
+
+    def _give_tokens(self, request: Request, num_tokens: int, step: Step) -> None:
+        """Schedules up to that many tokens of a running request, and its drafts if they bring it up to date.
+
+        Where blocks are missing others are preempted for it, or the request itself where it is the last in the order.
+        """
         num_tokens = min(num_tokens, step.budget)
         if num_tokens < 1 or request.request_id not in self._running:
             return
@@ -252,7 +288,7 @@ class Scheduler:
                 return
         step.take(request, num_tokens)
 
-    def _preempt(self, request: Request, step: _Step) -> None:
+    def _preempt(self, request: Request, step: Step) -> None:
         """Frees a running request's blocks; it waits to be computed again."""
         step.give_back(request)
         step.preempted.append(request.request_id)
@@ -262,83 +298,10 @@ class Scheduler:
         request.draft_token_ids = ()
         request.num_preemptions += 1
         self._num_preemptions += 1
-        self._queue_of(request).push(request)
-
-    def _admit_waiting(self, prompts: Sequence[Request], step: _Step) -> list[Request]:
-        """Starts waiting requests in the policy's order, as long as tokens, places and blocks last.
-
-        Args:
-            prompts: those under way. The blocks that they still need are not given away, and one block for each running
-                request is kept: all that would end in a preemption.
-
-        Returns:
-            The long ones among those that were started.
-        """
-        longs: list[Request] = []
-        reserved = len(self._running) + sum(self._num_missing_blocks(request) for request in prompts)
-        if not self._running:
-            self._static_batch = min(self.num_waiting, self.config.max_num_seqs)
-        while step.budget > 0 and len(self._running) < self.config.max_num_seqs:
-            request = self._next_waiting(longs or prompts)
-            if request is None or (self.config.batching == "static" and self._static_batch == 0):
-                break
-            prefix = self._kv.find_prefix(request)
-            num_cached = len(prefix) * self._kv.block_size
-            num_tokens = min(request.num_tokens - num_cached, step.budget)
-            if self._is_long(request) and self.num_waiting > 1:
-                num_tokens = min(num_tokens, self.config.long_prefill_tokens)
-            later = self._kv.num_blocks_for(request.num_tokens) - self._kv.num_blocks_for(num_cached + num_tokens)
-            if not self._kv.admit(request, prefix, num_tokens, reserved + later):
-                break
-            self._start(request, num_cached, step.now_ns)
-            step.take(request, num_tokens)
-            reserved += later + 1
-            self._static_batch -= 1
-            if self._is_long(request):
-                longs.append(request)
-        return longs
+        self._waiting.push(request)
 
     def _num_missing_blocks(self, request: Request) -> int:
         return max(0, self._kv.num_blocks_for(request.num_tokens) - self._kv.num_blocks_of(request.request_id))
 
-    def _start(self, request: Request, num_cached: int, now_ns: int) -> None:
-        self._queue_of(request).remove(request)
-        self._running[request.request_id] = request
-        request.num_computed_tokens = num_cached
-        if request.num_cached_tokens is None:
-            request.num_cached_tokens = num_cached
-            request.scheduled_ns = now_ns
-            if self.config.enable_prefix_cache and not request.wants_prompt_logits:
-                self._num_prefix_queries += request.num_prompt_tokens
-                self._num_prefix_hits += num_cached
-
-    def _next_waiting(self, prompts: Sequence[Request]) -> Request | None:
-        """Returns who is to start next; a long prompt only where none is among those under way."""
-        heads = [self._short.peek()]
-        if not any(self._is_long(request) for request in prompts):
-            heads.append(self._long.peek())
-        return min((head for head in heads if head is not None), key=self._policy.rank, default=None)
-
-    def _output(self, step: _Step) -> SchedulerOutput:
-        requests = []
-        for request_id, num_tokens in step.num_tokens.items():
-            request = self._running[request_id]
-            start, end = request.num_computed_tokens, request.num_computed_tokens + num_tokens
-            token_ids = request.token_ids[start:end]
-            num_logits = 0
-            if end >= request.num_tokens:
-                token_ids += request.draft_token_ids
-                num_logits = 1 + len(request.draft_token_ids)
-            if request.wants_prompt_logits and start < request.num_prompt_tokens:
-                num_logits = len(token_ids)
-            requests.append(
-                ScheduledRequest(request_id, token_ids, start, self._kv.block_ids(request_id, end), num_logits)
-            )
-            self._policy.charge(request, num_tokens)
-        return SchedulerOutput(tuple(requests), tuple(step.preempted))
-
     def _is_long(self, request: Request) -> bool:
         return request.num_tokens > self.config.long_prefill_tokens
-
-    def _queue_of(self, request: Request) -> Queue:
-        return self._long if self._is_long(request) else self._short

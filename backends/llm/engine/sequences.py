@@ -79,6 +79,7 @@ class Group:
         sequences: its answers. The others start when the first has computed the prompt, and find it in the cache.
         held: answers that have not started.
         prompt_logprobs: of the prompt's tokens after the first, as far as they are computed.
+        deadline_ns: when the whole answer must be there, on the engine's clock.
     """
 
     request_id: str
@@ -86,6 +87,7 @@ class Group:
     sequences: list[Sequence] = field(default_factory=list)
     held: list[Sequence] = field(default_factory=list)
     prompt_logprobs: list[TokenLogprobs] | None = None
+    deadline_ns: int | None = None
 
     @property
     def has_ended(self) -> bool:

@@ -85,15 +85,6 @@ def test_g12_a_block_is_named_by_all_that_stands_before_it():
     assert key(1, salt=b"").content != key(salt=(1).to_bytes(8, "little")).content
 
 
-def test_resetting_the_index_forgets_prefixes_and_keeps_blocks_in_use():
-    pool = BlockPool(2)
-    table = pool.allocate(1)
-    pool.publish(table[0], key(1), None)
-    pool.reset_index()
-    assert pool.num_cached_blocks == 0 and pool.num_free_blocks == 1
-    pool.check_invariants([table])
-
-
 @pytest.mark.parametrize("damage", ["lost", "shared", "both"])
 def test_the_check_of_invariants_sees_what_is_wrong(damage):
     pool = BlockPool(3)

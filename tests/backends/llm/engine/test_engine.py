@@ -215,6 +215,22 @@ def test_a_request_that_is_too_late_ends_with_what_it_has():
     assert last.usage.num_output_tokens == 1 and not engine.has_requests
 
 
+def test_a_deadline_goes_with_its_request_and_not_with_the_id():
+    clock = Clock()
+    engine = make_engine(clock=clock)
+    params = SamplingParams(max_tokens=6, ignore_eos=True)
+    engine.add_request("a", "hello", params, deadline_ms=10)
+    engine.abort("a")
+    engine.add_request("a", "hello", params, deadline_ms=20)
+    engine.add_request("b", "world", params)
+    clock.now_ns = 19_999_999
+    assert all(o.delta.finish_reason is None for o in engine.step())
+    clock.now_ns = 20_000_000
+    reasons = [(o.request_id, o.delta.finish_reason) for o in engine.step()]
+    assert reasons == [("a", FinishReason.DEADLINE), ("b", None)]
+    assert run(engine)[("b", 0)][-1].delta.finish_reason is FinishReason.LENGTH
+
+
 def test_a_deadline_that_cannot_be_met_is_refused_at_once():
     clock = Clock()
     engine = make_engine(clock=clock)

@@ -6,7 +6,7 @@ import pytest
 
 from backends.llm.engine.config import SchedulerConfig
 from backends.llm.engine.request import FinishReason
-from backends.llm.engine.scheduler import _Step
+from backends.llm.engine.step import Step
 from backends.llm.errors import RequestRefused
 from tests.backends.llm.engine.toy import Toy, chunks, plain_answer
 
@@ -105,7 +105,7 @@ def test_g08_no_token_is_lost_where_a_preemption_falls_on_a_block_border(length)
         toy.add("a", range(length), 12)
         for _ in range(at):
             toy.step()
-        toy.scheduler._preempt(toy.requests["a"], _Step(0))
+        toy.scheduler._preempt(toy.requests["a"], Step(0))
         toy.scheduler.check_invariants()
         toy.run()
         assert toy.answer("a") == plain_answer(range(length), 12)
@@ -402,17 +402,6 @@ def test_drafts_never_cost_another_request_its_token_or_its_blocks():
     assert output.requests[0].token_ids[1:] == [1]  # the answer has room for one more after the next token
     toy.run()
     assert toy.answer("a") == plain_answer(range(4), 3)
-
-
-def test_deadlines_are_told_once():
-    toy = Toy()
-    toy.add("a", range(4), 2, deadline_ns=100)
-    toy.add("b", range(4), 2, deadline_ns=200)
-    assert toy.scheduler.expired(99) == []
-    assert toy.scheduler.expired(100) == ["a"]
-    assert toy.scheduler.expired(150) == []
-    toy.scheduler.finish("b", FinishReason.ABORT)
-    assert toy.scheduler.expired(300) == []
 
 
 @pytest.mark.parametrize(
