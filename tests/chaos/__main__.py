@@ -12,8 +12,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from tests.chaos.fuzz import run_fuzz
-from tests.chaos.kills import BACK_WITHIN_S, run_kills
-from tests.chaos.model import Known, known_answers, write_repository
+from tests.chaos.kills import BACK_WITHIN_S, STREAMS, run_kills
+from tests.chaos.model import Known, known_answers, publish_real_model, write_repository
 from tests.chaos.signals import run_signals
 from tests.chaos.streams import run_streams
 from tests.serving import serve
@@ -48,6 +48,10 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--grpc-cancels", action="store_true", help="streams are left by cancels of gRPC's own")
     parser.add_argument("--requests", type=int, default=2000, help="made up at random")
     parser.add_argument("--kills", type=int, default=20)
+    parser.add_argument("--kill-streams", type=int, default=STREAMS)
+    parser.add_argument(
+        "--kill-tiny", action="store_true", help="the tiny model, not SmolLM2: far more tokens a second"
+    )
     parser.add_argument("--signals", type=int, default=50)
     arguments = parser.parse_args()
     if unknown := set(arguments.parts) - set(PARTS):
@@ -82,8 +86,13 @@ def _fuzz(arguments: argparse.Namespace, repository: Path, known: Sequence[Known
 
 def _kills(arguments: argparse.Namespace, repository: Path, known: Sequence[Known]) -> tuple[list[str], list[str]]:
     log = repository.parent / "log"
+    if not arguments.kill_tiny:
+        repository = repository.with_name("real")
+        publish_real_model(repository)
+        known = known_answers(repository, 10, random.Random(arguments.seed))
     with serve(repository, "--max-restarts", "1000", log=log) as served:
-        report = asyncio.run(run_kills(served, known, arguments.kills, arguments.seed))
+        run = run_kills(served, known, arguments.kills, arguments.seed, arguments.kill_streams)
+        report = asyncio.run(run)
     late = [f"back after {s:.1f} s; {BACK_WITHIN_S:g} are allowed" for s in report.back_s if s > BACK_WITHIN_S]
     return [
         f"{len(report.back_s)} of {arguments.kills} kills: back after {_range(report.back_s)}",

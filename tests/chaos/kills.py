@@ -15,12 +15,12 @@ from clients.errors import ClientError
 from compiler.restart_policy import QUICK_S
 from compiler.stubs import Stub, living_stubs
 from tests.chaos.model import BYSTANDER, MAX_MODEL_LEN, MODEL, Known
-from tests.chaos.observed import regions
+from tests.chaos.observed import regions, triton_pid
 from tests.serving import Served
 
 BACK_WITHIN_S = 5.0
 _PATIENCE_S = 30.0
-STREAMS = 16  # more than fit: the last ones' answers take seconds
+STREAMS = 8
 
 
 @dataclass
@@ -33,6 +33,7 @@ class KillsReport:
         whole: streams that had ended before.
         bystander: answers of the other model meanwhile.
         regions: in /dev/shm, before the first kill and after the last.
+        crashes: of the server, which a dying process took with it.
     """
 
     back_s: list[float] = field(default_factory=list)
@@ -40,6 +41,7 @@ class KillsReport:
     whole: int = 0
     bystander: int = 0
     regions: tuple[int, int] = (0, 0)
+    crashes: int = 0
     wrong: list[str] = field(default_factory=list)
 
 
@@ -49,18 +51,22 @@ async def run_kills(
     """Kills that often; the server must have been told to allow it (`--max-restarts`)."""
     report, rng = KillsReport(), random.Random(seed)
     before = regions(served.process.pid)
+    server = triton_pid(served.process.pid)
     async with AsyncGrpcClient(served.grpc) as client:
         await client.metadata(MODEL)  # not to be asked for while it is down
         ended = asyncio.Event()
         bystander = asyncio.create_task(_watch_bystander(client, ended, report))
         for _ in range(count):
             await _kill_once(served, client, rng, rng.choice(known), report, streams)
+            report.crashes += server != (server := triton_pid(served.process.pid))
         ended.set()
         await bystander
         report.regions = (len(before), await _settled_regions(served, len(before)))
+    if report.crashes:
+        report.wrong.append(f"the server itself ended {report.crashes} times")
     if report.regions[0] != report.regions[1]:
         report.wrong.append(f"{report.regions[1]} regions of shared memory, {report.regions[0]} before")
-    if {stub.region for stub in living_stubs(served.triton_pid)} != regions(served.process.pid):
+    if {stub.region for stub in living_stubs(server)} != regions(served.process.pid):
         report.wrong.append("regions of shared memory are not those of the living processes")
     return report
 
@@ -92,7 +98,7 @@ async def _kill_once(
 async def _stub(served: Served) -> Stub | None:
     deadline = time.monotonic() + _PATIENCE_S
     while time.monotonic() < deadline:
-        for stub in living_stubs(served.triton_pid):
+        for stub in living_stubs(triton_pid(served.process.pid)):
             if stub.model == MODEL:
                 return stub
         await asyncio.sleep(0.1)
@@ -148,7 +154,7 @@ async def _settled_regions(served: Served, expected: int) -> int:
     deadline = time.monotonic() + 20
     while time.monotonic() < deadline:
         found = regions(served.process.pid)
-        if len(found) == expected and found == {stub.region for stub in living_stubs(served.triton_pid)}:
+        if len(found) == expected and found == {stub.region for stub in living_stubs(triton_pid(served.process.pid))}:
             break
         await asyncio.sleep(0.1)
     return len(found)

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 import random
+import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from backends.llm import LLMEngine, SamplingParams
 from backends.llm.engine.load import SETTINGS_FILE
+from ensembles.text_embedding.chat import weights
 from tests.clients.openai_server.conftest import write_tiny_llm
-from tests.serving import write_python_model
+from tests.serving import COMPILE, write_python_model
 
 MODEL, BYSTANDER = "chat", "bystander"
 MAX_MODEL_LEN = 512
@@ -35,6 +37,14 @@ def write_repository(repository: Path) -> None:
     engine = {"exact": True, "kv_cache_bytes": _CACHE_BYTES, "max_model_len": MAX_MODEL_LEN}
     engine |= {"max_num_seqs": 32, "max_waiting": 200, "max_num_batched_tokens": 256}
     (folder / SETTINGS_FILE).write_text(json.dumps(engine))
+    write_python_model(repository, BYSTANDER)
+
+
+def publish_real_model(repository: Path) -> None:
+    """Writes SmolLM2-135M in the place of the tiny model, as a user would."""
+    limits = ("--max-model-len", str(MAX_MODEL_LEN), "--kv-cache-memory", "256MiB")
+    command = [*COMPILE, "llm", str(weights()), "--name", MODEL, "-r", str(repository), *limits]
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     write_python_model(repository, BYSTANDER)
 
 

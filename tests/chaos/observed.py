@@ -25,6 +25,19 @@ def rss_bytes(pid: int) -> int:
     return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
+def triton_pid(serve_pid: int) -> int:
+    """Returns the tritonserver that a `compile serve` runs now, 0 where it is starting another."""
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                name, _, rest = (entry / "stat").read_text().partition("(")[2].rpartition(")")
+            except OSError:
+                continue
+            if name == "tritonserver" and int(rest.split()[1]) == serve_pid:
+                return int(entry.name)
+    return 0
+
+
 def regions(serve_pid: int) -> set[str]:
     """Returns the names in /dev/shm that belong to a `compile serve`."""
     return {path.name for path in Path("/dev/shm").glob(shared_memory_prefix(serve_pid) + "*")}
