@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 Json = Mapping[str, Any]
+PYTHON = "python"  # the backend whose models may call others
 PHASES = ("queue", "compute_input", "compute_infer", "compute_output")
 
 

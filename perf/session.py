@@ -17,7 +17,7 @@ from perf.input_data import read_input_data
 from perf.load_generator import Target
 from perf.measurement import ReadCounters
 from perf.report import Subject
-from perf.server_stats import Counters, composing_models, ensemble_steps, parse_counters
+from perf.server_stats import PYTHON, Counters, composing_models, ensemble_steps, parse_counters
 from perf.workload import (
     DISTINCT_PAYLOADS,
     GENERATORS,
@@ -81,18 +81,18 @@ def _prepare(client: TritonClient, question: Question) -> Session:
     server = client.server_metadata()
     metadata = find_model(client, question.model, question.version, question.target.address)
     config = client.config(question.model, question.version)
-    models = composing_models(question.model, client.config)
-    ensembles = tuple(model for model in models if ensemble_steps(client.config(model)))
+    configs = {model: client.config(model) for model in composing_models(question.model, client.config)}
+    ensembles = tuple(model for model, found in configs.items() if ensemble_steps(found))
+    # Which models a Python model calls stands in its code alone: those that work when it does are shown.
+    asked = ("",) if any(found.get("backend") == PYTHON for found in configs.values()) else tuple(configs)
 
     def read_counters() -> list[Counters]:
-        # Only the version that is measured, and of an ensemble's steps every version that is loaded.
-        versions = {question.model: question.version}
+        # Only the version that is measured, and of all other models every version that is loaded.
         try:
-            return parse_counters(
-                [entry for model in models for entry in client.statistics(model, versions.get(model, ""))]
-            )
+            found = parse_counters([entry for model in asked for entry in client.statistics(model)])
         except ClientError:
             return []  # a server that dies under load must not take the measurement with it
+        return [one for one in found if one.model != question.model or question.version in ("", one.version)]
 
     workload = build_workload(metadata, question)
     subject = Subject(

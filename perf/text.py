@@ -11,7 +11,7 @@ from perf.charts import figure, number
 from perf.comparison import Comparison
 from perf.metrics import Spread
 from perf.report import Level, Report
-from perf.server_stats import PHASES, ModelActivity
+from perf.server_stats import PHASES, PYTHON, ModelActivity
 
 Rows = list[list[str]]
 MISSING = "n/a"
@@ -74,10 +74,27 @@ def notes(report: Report) -> list[tuple[str, str]]:
                 "server times are sums over the steps, not wall time; latency is the client's wall time",
             )
         )
+    if report.subject.platform == PYTHON:
+        found += [
+            (level.load, text) for level in report.levels if (text := _inner_batches(level, report.subject.model))
+        ]
     if any(one.stable is None for level in report.levels for one in level.measurements):
         found.append(("stability", "not judged, as that takes three windows"))
     found.append(("GPU figures", "not available"))
     return found
+
+
+def _inner_batches(level: Level, measured: str) -> str:
+    """What became of a Python model's batches in the models that it calls; empty where no other model worked."""
+    means = {m.model: m.mean_batch for m in level.typical.server if m.mean_batch is not None}
+    outer = means.pop(measured, None)
+    if outer is None or not means:
+        return ""
+    inner = ", ".join(f"{model} of {mean:.1f}" for model, mean in means.items())
+    return (
+        f"{measured} was executed in batches of {outer:.1f} on average, and meanwhile {inner}: where it calls them, "
+        "smaller ones are batches that it takes apart; one call for all requests of an execute keeps them whole"
+    )
 
 
 def warnings(report: Report) -> list[str]:

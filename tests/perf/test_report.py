@@ -61,10 +61,11 @@ def test_what_is_no_report_is_refused_by_name(change: dict[str, object]) -> None
 
 def test_i11_a_report_that_was_cut_is_called_so() -> None:
     """Wherever it ends: in a word, in a number, in a name."""
-    text = to_json(report_of(CLOSED, [[1.0]])).rstrip()
+    text = '{"a": true, "b": [-1.5e-3, null], "c": {"d": false, "e": "x"}}'
     for length in range(len(text)):
-        with pytest.raises(UsageError, match=f"^x is cut: it ends within its JSON, after {length} characters$"):
+        with pytest.raises(UsageError) as raised:
             from_json(text[:length], "x")
+        assert str(raised.value) == f"x is cut: it ends within its JSON, after {length} characters"
     for wrong in ("{]", "hello", text + "}", text.replace(":", "", 1)):
         with pytest.raises(UsageError, match=r"^x is not JSON: "):
             from_json(wrong, "x")
