@@ -115,6 +115,8 @@ class AsyncHttpClient(AsyncTritonClient):
             return ClientClosed(self.url, sent=True)
         if isinstance(error, asyncio.TimeoutError):
             return timed_out(self.url, timeout_s)
+        if isinstance(error, aiohttp.ClientPayloadError):
+            return StreamBroken(self.url, str(error))
         sent = not isinstance(error, aiohttp.ClientConnectorError)
         return ServerUnavailable(self.url, str(error) or type(error).__name__, sent=sent)
 

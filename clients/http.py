@@ -112,6 +112,8 @@ class HttpClient(TritonClient):
             return ClientClosed(self.url, sent=True)
         if isinstance(error, TimeoutError):
             return timed_out(self.url, timeout_s)
+        if isinstance(error, http.client.IncompleteRead):
+            return StreamBroken(self.url, str(error))
         return ServerUnavailable(self.url, str(error) or type(error).__name__, sent=True)
 
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import quote
 
 from clients.errors import DeadlineExceeded, ServerError, server_error
 from clients.generation import GetOutput
-from clients.protocol import Arrays, Call, Json, Protocol, check_names
+from clients.protocol import Answer, Arrays, Call, Json, Protocol, check_names
 from clients.requests import InferRequest
 from clients.shared_memory import SharedTensor
 from clients.tensors import decode_array, decode_items
@@ -41,24 +41,24 @@ class HttpProtocol(Protocol):
         return Call("GET", HttpRequest(f"{model_path(model, version)}/ready"), lambda answer: True)
 
     def server_metadata(self) -> Call[Json]:
-        return Call("GET", HttpRequest("/v2"), _json)
+        return Call("GET", HttpRequest("/v2"), _reading(_json))
 
     def model_names(self) -> Call[list[str]]:
         def parse(answer: HttpAnswer) -> list[str]:
             return sorted({str(counters["name"]) for counters in _json(answer)["model_stats"]})
 
         # The repository's index is behind an admin key.
-        return Call("GET", HttpRequest("/v2/models/stats"), parse)
+        return Call("GET", HttpRequest("/v2/models/stats"), _reading(parse))
 
     def model_metadata(self, model: str, version: str) -> Call[Json]:
-        return Call("GET", HttpRequest(model_path(model, version)), _json)
+        return Call("GET", HttpRequest(model_path(model, version)), _reading(_json))
 
     def config(self, model: str, version: str) -> Call[Json]:
-        return Call("GET", HttpRequest(f"{model_path(model, version)}/config"), _json)
+        return Call("GET", HttpRequest(f"{model_path(model, version)}/config"), _reading(_json))
 
     def statistics(self, model: str, version: str) -> Call[list[Json]]:
         path = f"{model_path(model, version)}/stats" if model else "/v2/models/stats"
-        return Call("GET", HttpRequest(path), lambda answer: list(_json(answer)["model_stats"]))
+        return Call("GET", HttpRequest(path), _reading(lambda answer: list(_json(answer)["model_stats"])))
 
     def infer(self, request: InferRequest) -> Call[Arrays]:
         shared = {name: place for name, place in (request.outputs or {}).items() if place is not None}
@@ -67,7 +67,7 @@ class HttpProtocol(Protocol):
         def parse(answer: HttpAnswer) -> Arrays:
             return _arrays(answer, shared)
 
-        return Call("POST", _infer_body(path, request), parse, repeatable=False)
+        return Call("POST", _infer_body(path, request), _reading(parse), repeatable=False)
 
     def register_region(self, name: str, key: str, byte_size: int) -> Call[None]:
         body = json.dumps({"key": key, "offset": 0, "byte_size": byte_size}).encode()
@@ -194,6 +194,19 @@ def model_path(model: str, version: str) -> str:
 
 def _region_path(name: str) -> str:
     return f"/v2/systemsharedmemory/region/{quote(name, safe='')}"
+
+
+def _reading(parse: Callable[[HttpAnswer], Answer]) -> Callable[[HttpAnswer], Answer]:
+    """`parse`, for which a body that was cut, or is not Triton's, is an error of the answer and not of its JSON."""
+
+    def read(answer: HttpAnswer) -> Answer:
+        try:
+            return parse(answer)
+        except (ValueError, KeyError, TypeError) as error:
+            shown = f"{len(answer.body)} bytes, {answer.body[:80]!r}"
+            raise ServerError("200", f"the answer is cut, or not one of Triton's: {shown}") from error
+
+    return read
 
 
 def _json(answer: HttpAnswer) -> Json:

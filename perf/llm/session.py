@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import urllib.error
 import urllib.request
@@ -130,6 +131,8 @@ def _openai_server(question: LlmQuestion) -> str:
         raise ServerUnreachable(
             f"no server at {question.address} ({reason}); start one: compile serve --openai-port 9000"
         ) from error
+    except http.client.HTTPException as error:  # IncompleteRead, mostly
+        raise PerfError(f"the answer of http://{question.address}/v1/models broke off: {error}") from error
     except (ValueError, KeyError, TypeError) as error:
         raise PerfError(f"http://{question.address}/v1/models did not list models: is it an OpenAI API?") from error
     if question.model not in names:

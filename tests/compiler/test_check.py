@@ -40,6 +40,15 @@ def test_c16_gpus_that_this_machine_lacks_are_named(tmp_path):
     assert _findings(tmp_path, "instance_group { kind: KIND_GPU }", gpus=1) == []
 
 
+def test_c06_a_preferred_batch_size_above_the_largest_is_named_with_both(tmp_path):
+    """Also where max_batch_size is absent, which is 0 for the server when it validates."""
+    preferred = "dynamic_batching { preferred_batch_size: [2, 9] }"
+    assert _findings(tmp_path, preferred) == [("error", "preferred_batch_size 9 is above max_batch_size 8")]
+    (tmp_path / "m" / "config.pbtxt").write_text(CONFIG.replace("max_batch_size: 8", "") + preferred)
+    found = [f.message for f in check_repository(Repository(tmp_path), host=EngineHost())]
+    assert found == ["preferred_batch_size 2 is above max_batch_size 0"]
+
+
 @pytest.mark.parametrize(("sizes", "warned"), [((), 0), ((8,), 0), ((1, 8), 0), ((1,), 1), ((1, 4), 1)])
 def test_c24_a_warm_up_that_leaves_out_the_larger_batches_is_a_warning(tmp_path, sizes, warned):
     entries = "".join(
