@@ -14,6 +14,7 @@ from click.testing import CliRunner
 from compiler.cli import main
 from compiler.errors import UsageError
 from compiler.llm.parity import EXACT, FAST, compare_logits
+from compiler.repository import Repository
 from tests.serving import write_llm
 
 pytest.importorskip("openvino")
@@ -71,24 +72,30 @@ def test_it_is_proved_again_from_its_own_files(published):
 
 
 def test_another_model_or_damage_is_not_proved_again(published, tmp_path, monkeypatch):
-    """A runner that computes something else fails, and files that changed are not even opened."""
+    """A runner that computes something else fails, and files that changed are not even opened; neither is pinned."""
     from backends.llm.runners.openvino import OpenVinoRunner
 
     repository = tmp_path / "repository"
     shutil.copytree(published[0], repository, copy_function=os.link)
+    monkeypatch.setattr("compiler.llm.parity.TEXTS", ("One sentence is enough here.",))
+    pinning = ["pin", "smollm2", "1", "-r", str(repository)]
+    assert CliRunner().invoke(main, pinning).exit_code == 0 and Repository(repository).pinned("smollm2") == [1]
+    Repository(repository).replace_config("smollm2", (published[0] / "smollm2" / "config.pbtxt").read_text())
     execute = OpenVinoRunner.execute
     monkeypatch.setattr(
         OpenVinoRunner, "execute", lambda self, output: type(found := execute(self, output))(found.logits[:, ::-1])
     )
-    monkeypatch.setattr("compiler.llm.parity.TEXTS", ("One sentence is enough here.",))
     done = verify("smollm2", "-r", repository)
     assert done.exit_code == 1 and "the normalised mean square error is" in done.output
+    done = CliRunner().invoke(main, pinning)
+    assert done.exit_code == 1 and "is not what was published: the normalised mean square error is" in done.output
     settings = repository / "smollm2" / "1" / "engine.json"
     text = settings.read_text()
     settings.unlink()  # the other name of the file keeps its content
     settings.write_text(text.replace("64", "65") + " ")
     done = verify("smollm2", "-r", repository)
     assert done.exit_code == 1 and "engine.json" in done.output
+    assert CliRunner().invoke(main, pinning).exit_code == 1 and Repository(repository).pinned("smollm2") == []
 
 
 def test_the_linter_passes_it(published):
