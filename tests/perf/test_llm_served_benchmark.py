@@ -60,3 +60,16 @@ def test_goodput_wants_ours_to_be_the_best_everywhere(capsys: pytest.CaptureFixt
     worse[2] = goodput(3)[2]
     assert not print_goodput({"modelkiln": worse, "vLLM CPU": goodput(4)}, 1)
     assert "0.75x MISSED" in capsys.readouterr().out
+
+
+def test_goodput_is_compared_with_each_of_the_others(capsys: pytest.CaptureFixture[str]) -> None:
+    """One better server is enough for a no, wherever it stands in the table."""
+    better, worse = goodput(8), goodput(4)
+    assert not print_goodput({"modelkiln": goodput(6), "vLLM CPU": worse, "llama.cpp": better}, 1)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[-2:] == [
+        "| to vLLM CPU | " + " | ".join(["1.50x"] * len(LOADS)) + " |",
+        "| to llama.cpp | " + " | ".join(["0.75x MISSED"] * len(LOADS)) + " |",
+    ]
+    assert not print_goodput({"modelkiln": goodput(6), "llama.cpp": better, "vLLM CPU": worse}, 1)
+    assert print_goodput({"modelkiln": goodput(8), "llama.cpp": better, "vLLM CPU": worse}, 1)

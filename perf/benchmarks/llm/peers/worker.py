@@ -21,18 +21,24 @@ def serve(name, load):
         name: of the peer, with its version.
         load: (model path, threads) -> run, where run(requests, max_num_seqs) returns the number of output tokens.
     """
-    answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what libraries print must not be taken for an answer
+    answers = open_answers()
     started = time.perf_counter()
     run = load(sys.argv[1], int(sys.argv[2]))
-    _say(answers, {"ready": True, "load_s": time.perf_counter() - started, "name": name})
+    say(answers, {"ready": True, "load_s": time.perf_counter() - started, "name": name})
     for line in sys.stdin:
         work = json.loads(line)
         started = time.perf_counter()
         output_tokens = run(work["requests"], work["max_num_seqs"])
-        _say(answers, {"seconds": time.perf_counter() - started, "output_tokens": output_tokens})
+        say(answers, {"seconds": time.perf_counter() - started, "output_tokens": output_tokens})
 
 
-def _say(stream, value):
+def open_answers():
+    """Takes stdout for the answers alone: what libraries print must not be taken for one."""
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    return answers
+
+
+def say(stream, value):
     stream.write(json.dumps(value) + "\n")
     stream.flush()
