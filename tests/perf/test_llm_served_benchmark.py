@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from perf.arrivals import ClosedLoop
-from perf.benchmarks.llm.served import LIMITS_MS, LOADS, STREAMS, Round, print_goodput, print_overhead
+from perf.benchmarks.llm.served import LIMITS_MS, LOADS, STREAMS, Round, end_connection, print_goodput, print_overhead
 from perf.llm.measurement import LlmMeasurement, LlmRun, LlmSettings, summarise_llm
 from tests.perf.test_llm_metrics import MS, outcome
 
@@ -73,3 +73,10 @@ def test_goodput_is_compared_with_each_of_the_others(capsys: pytest.CaptureFixtu
     ]
     assert not print_goodput({"modelkiln": goodput(6), "llama.cpp": better, "vLLM CPU": worse}, 1)
     assert print_goodput({"modelkiln": goodput(8), "llama.cpp": better, "vLLM CPU": worse}, 1)
+
+
+def test_the_last_request_of_a_connection_says_so_and_nothing_else() -> None:
+    request = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\n\r\n"
+    assert end_connection(request) == (
+        b"POST /v1/completions HTTP/1.1\r\nConnection: close\r\nHost: x\r\nContent-Length: 2\r\n\r\n\r\n"
+    )

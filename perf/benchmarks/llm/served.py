@@ -19,7 +19,7 @@ from pathlib import Path
 
 from perf.arrivals import Arrivals, ClosedLoop, OpenLoop
 from perf.benchmarks.llm.json_child import JsonChild
-from perf.benchmarks.llm.servers import MODEL, Ours, publish, serve_llama_cpp, serve_ours, serve_vllm
+from perf.benchmarks.llm.servers import MODEL, OpenAiServer, Ours, publish, serve_llama_cpp, serve_ours, serve_vllm
 from perf.errors import PerfError
 from perf.llm.lengths import Lengths
 from perf.llm.measurement import LlmMeasurement, LlmSettings, measure_llm_level
@@ -70,12 +70,12 @@ def main(words: Sequence[str] | None = None) -> int:
         offline = [sys.executable, "-m", "perf.benchmarks.llm.offline_engine", str(version)]
         with JsonChild(offline) as engine:
             met.append(bench_overhead(engine, ours, arguments.rounds))
-        servers = {"modelkiln": ours.openai}
+        servers = {"modelkiln": OpenAiServer(ours.openai)}
         if arguments.vllm:
             print("starting vLLM: minutes at the first time", file=sys.stderr)
             log = arguments.folder / "vllm.log"
             vllm = serve_vllm(arguments.vllm, arguments.huggingface, arguments.threads, log)
-            servers["vLLM CPU"] = stack.enter_context(vllm)
+            servers["vLLM CPU"] = OpenAiServer(stack.enter_context(vllm))
         if arguments.llama_cpp:
             llama = serve_llama_cpp(arguments.llama_cpp, arguments.model, arguments.threads)
             servers["llama.cpp"] = stack.enter_context(llama)
@@ -155,23 +155,23 @@ def _prompts(seed: int, kind: int, count: int) -> list[list[int]]:
     return [[token for token in request.prompt if isinstance(token, int)] for request in requests]
 
 
-def bench_goodput(addresses: dict[str, str], rounds: int) -> bool:
+def bench_goodput(servers: dict[str, OpenAiServer], rounds: int) -> bool:
     """Goodput of OpenAI servers under the same loads, ours first."""
-    found: dict[str, list[list[LlmMeasurement]]] = {name: [[] for _ in LOADS] for name in addresses}
+    found: dict[str, list[list[LlmMeasurement]]] = {name: [[] for _ in LOADS] for name in servers}
     for number in range(rounds):
         for index, load in enumerate(LOADS):
-            for name in list(addresses)[:: -1 if number % 2 else 1]:
-                found[name][index].append(_goodput_of(addresses[name], load, 10 * number + index))
+            for name in list(servers)[:: -1 if number % 2 else 1]:
+                found[name][index].append(_goodput_of(servers[name], load, 10 * number + index))
     return print_goodput(found, rounds)
 
 
-def _goodput_of(address: str, load: Arrivals, seed: int) -> LlmMeasurement:
+def _goodput_of(server: OpenAiServer, load: Arrivals, seed: int) -> LlmMeasurement:
     options, duration_s = _options(seed, 0, OUTPUT_TOKENS), WINDOW_S
     if isinstance(load, OpenLoop):
         options, duration_s = replace(options, input_lengths=MIXED[0], output_lengths=MIXED[1]), MIXED_WINDOW_S
         load = replace(load, seed=seed)
     settings = LlmSettings(duration_s, goodput_limits_ms=LIMITS_MS, warmup_requests=2)
-    return _measure("openai", address, options, load, settings)
+    return _measure("openai", server.address, options, load, settings, server.keeps_connections)
 
 
 def print_goodput(found: dict[str, list[list[LlmMeasurement]]], rounds: int) -> bool:
@@ -208,13 +208,24 @@ def _detail(taken: list[LlmMeasurement]) -> str:
 
 
 def _measure(
-    endpoint: str, address: str, prompts: PromptOptions, load: Arrivals, settings: LlmSettings
+    endpoint: str,
+    address: str,
+    prompts: PromptOptions,
+    load: Arrivals,
+    settings: LlmSettings,
+    keeps_connections: bool = True,
 ) -> LlmMeasurement:
     session = open_llm_session(LlmQuestion(MODEL, endpoint, address, prompts))
-    measured = measure_llm_level(session.wire, session.payloads, load, settings)
+    payloads = session.payloads if keeps_connections else map(end_connection, session.payloads)
+    measured = measure_llm_level(session.wire, payloads, load, settings)
     if measured.failed:
         raise PerfError(f"{endpoint} at {address}, {load}: {'; '.join(measured.warnings)}")
     return measured
+
+
+def end_connection(payload: bytes) -> bytes:
+    """The same HTTP request, the last of its connection: the next one is not sent into one that is being closed."""
+    return payload.replace(b"\r\n", b"\r\nConnection: close\r\n", 1)
 
 
 def _cell(figures: Sequence[float], decimals: int = 0) -> str:

@@ -36,6 +36,19 @@ class Ours:
     openai: str
 
 
+@dataclass(frozen=True)
+class OpenAiServer:
+    """A running server with the OpenAI API.
+
+    Attributes:
+        address: `host:port`.
+        keeps_connections: False where a connection ends with a streamed answer that said it would stay.
+    """
+
+    address: str
+    keeps_connections: bool = True
+
+
 def publish(model: Path, repository: Path, threads: int) -> Path:
     """Runs `compile llm`, which does nothing where all is as it was; returns the version's folder."""
     limits = ("--max-num-seqs", str(MAX_NUM_SEQS), "--max-model-len", str(MAX_MODEL_LEN))
@@ -104,11 +117,11 @@ def serve_vllm(python: str, folder: Path, threads: int, log: Path) -> Iterator[s
 
 
 @contextmanager
-def serve_llama_cpp(python: str, model: Path, threads: int) -> Iterator[str]:
-    """Runs llama.cpp's OpenAI server on the same file until the block ends; yields its address."""
+def serve_llama_cpp(python: str, model: Path, threads: int) -> Iterator[OpenAiServer]:
+    """Runs llama.cpp's OpenAI server on the same file until the block ends."""
     script = Path(__file__).parent / "peers" / "llama_cpp_server.py"
     with JsonChild([python, str(script), str(model), str(threads), str(MAX_NUM_SEQS), MODEL]) as server:
-        yield str(server.ready["address"])
+        yield OpenAiServer(server.ready["address"], keeps_connections=False)
 
 
 def _wait_for(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
