@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import subprocess
+import sys
 from typing import Any
 
 from clients.openai_server.app import REQUESTS
+from clients.openai_server.serve import GRPC_EXPERIMENTS
 from tests.clients.openai_server.http_calls import call, chat, complete, steps
 from tests.serving import Served
 
@@ -74,3 +78,11 @@ def test_tokens_of_all_prompts_are_counted(front: Served) -> None:
     before = _counted(front, "openai_tokens_total", model_name="scripted", kind="prompt")
     complete(front, steps("x"), prompt=["hi", "hi"])
     assert _counted(front, "openai_tokens_total", model_name="scripted", kind="prompt") - before == 6
+
+
+def test_grpc_knows_the_setting_that_makes_a_token_cheaper() -> None:
+    """A gRPC that has dropped it would say so in the front end's log, and the setting has to go."""
+    code = "import grpc; grpc.insecure_channel('127.0.0.1:1').close()"
+    environment = {**os.environ, "GRPC_EXPERIMENTS": f"{GRPC_EXPERIMENTS},-unheard_of"}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, stderr=subprocess.PIPE, text=True, check=True)
+    assert re.findall(r"Unknown experiment: (\w+)", done.stderr) == ["unheard_of"]
