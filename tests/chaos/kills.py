@@ -30,7 +30,7 @@ class KillsReport:
     Attributes:
         back_s: from each kill to the next right answer.
         told_s: from each kill to the error of each stream that it broke.
-        whole: streams that had ended before.
+        whole: answers that had ended before.
         bystander: answers of the other model meanwhile.
         regions: in /dev/shm, before the first kill and after the last.
         crashes: of the server, which a dying process took with it.
@@ -78,11 +78,12 @@ async def _kill_once(
     if stub is None:
         report.wrong.append(f"the model has no process within {_PATIENCE_S:g} s of its last answer")
         return
-    begun = asyncio.Event()  # the first of them
-    streams = [asyncio.create_task(_long_answer(client, begun, report)) for _ in range(count)]
+    begun, is_killed = asyncio.Event(), asyncio.Event()  # the first of them; the process
+    streams = [asyncio.create_task(_long_answers(client, begun, is_killed, report)) for _ in range(count)]
     await asyncio.wait_for(begun.wait(), _PATIENCE_S)
     await asyncio.sleep(rng.uniform(0.0, 0.05))
     os.kill(stub.pid, signal.SIGKILL)
+    is_killed.set()
     killed = time.monotonic()
     back_s = await _back(client, known, killed)
     if back_s is None:
@@ -105,11 +106,18 @@ async def _stub(served: Served) -> Stub | None:
     return None
 
 
-async def _long_answer(client: AsyncGrpcClient, begun: asyncio.Event, report: KillsReport) -> float | None:
-    """Returns when an error ended the stream, or None where the answer was whole."""
+async def _long_answers(
+    client: AsyncGrpcClient, begun: asyncio.Event, is_killed: asyncio.Event, report: KillsReport
+) -> float | None:
+    """Reads one answer after the other until the kill.
+
+    Returns:
+        When an error ended a stream, or None where the last answer was whole.
+    """
     try:
-        await asyncio.wait_for(_read_all(client, begun), _PATIENCE_S)
-        report.whole += 1
+        while not is_killed.is_set():
+            await asyncio.wait_for(_read_all(client, begun), _PATIENCE_S)
+            report.whole += 1
     except ClientError:
         return time.monotonic()
     except asyncio.TimeoutError:
