@@ -86,8 +86,12 @@ class AsyncTextStream(Pieces):
         while True:
             try:
                 self._source = await self._start(request, self._attempts.left_s)
+                if self._ended:  # another task closed it meanwhile
+                    self._source.cancel()
                 first = await self._source.read()
             except ClientError as error:
+                if self._ended:
+                    raise
                 await asyncio.sleep(self._attempts.wait_s(error))
             else:
                 self._begun = True
@@ -111,10 +115,11 @@ class AsyncTextStream(Pieces):
 
     async def aclose(self) -> None:
         """Ends the stream; what is not yet generated never will be."""
-        self._ready.clear()
-        if not self._ended and self._source is not None:
-            self._source.cancel()
+        was_open = not self._ended
         self._end()
+        self._ready.clear()
+        if was_open and self._source is not None:
+            self._source.cancel()
 
     def lose(self, reason: str) -> None:
         """As in `TextStream`."""

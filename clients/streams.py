@@ -131,8 +131,12 @@ class TextStream(Pieces):
         while True:
             try:
                 self._source = self._start(request, self._attempts.left_s)
+                if self._ended:  # another thread closed it meanwhile
+                    self._source.cancel()
                 first = self._source.read()
             except ClientError as error:
+                if self._ended:
+                    raise
                 time.sleep(self._attempts.wait_s(error))
             else:
                 self._begun = True
@@ -157,10 +161,11 @@ class TextStream(Pieces):
 
     def close(self) -> None:
         """Ends the stream; what is not yet generated never will be."""
+        was_open = not self._ended
+        self._end()  # before the cancel, which wakes a thread that reads
         self._ready.clear()
-        if not self._ended and self._source is not None:
+        if was_open and self._source is not None:
             self._source.cancel()
-        self._end()
 
     def lose(self, reason: str) -> None:
         """Ends the stream with an error, for `clients.watch`: nobody is there who could end it."""
