@@ -121,7 +121,10 @@ class TextStream(Pieces):
                 raise StreamBroken(self._address, self._lost or "another thread closed it")
             if is_last:
                 self._finish()
-        return self._ready.popleft()
+        try:
+            return self._ready.popleft()
+        except IndexError:  # at this very moment
+            raise StreamBroken(self._address, "another thread closed it") from None
 
     def _first(self) -> GetOutput | None:
         """Sends the request, again where that is safe, and returns the first response."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import deque
 from collections.abc import Iterator
 
 import pytest
@@ -85,6 +86,23 @@ def test_f10_another_thread_may_close_a_stream_that_is_waiting(client: TritonCli
             pass
     closer.join()
     until(client, "cancelled", before + 1)
+
+
+def test_a_stream_closed_between_a_chunks_coming_and_its_handing_out_says_so(client: TritonClient) -> None:
+    stream = client.stream("chat", SLOW, **FOREVER)
+    next(stream)
+
+    class Closing(deque[Chunk]):
+        """Closes the stream right after it was seen to have a chunk, as another thread may."""
+
+        def __bool__(self) -> bool:
+            if found := len(self) > 0:
+                stream.close()
+            return found
+
+    stream._ready = Closing()
+    with pytest.raises(StreamBroken, match="another thread closed it"):
+        next(stream)
 
 
 def test_k02_eight_streams_in_eight_threads(client: TritonClient) -> None:
