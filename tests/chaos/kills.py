@@ -7,7 +7,7 @@ import os
 import random
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from clients.async_grpc import AsyncGrpcClient
@@ -78,12 +78,16 @@ async def _kill_once(
     if stub is None:
         report.wrong.append(f"the model has no process within {_PATIENCE_S:g} s of its last answer")
         return
-    begun, is_killed = asyncio.Event(), asyncio.Event()  # the first of them; the process
-    streams = [asyncio.create_task(_long_answers(client, begun, is_killed, report)) for _ in range(count)]
-    await asyncio.wait_for(begun.wait(), _PATIENCE_S)
-    await asyncio.sleep(rng.uniform(0.0, 0.05))
-    os.kill(stub.pid, signal.SIGKILL)
-    is_killed.set()
+    is_killed, tokens_until = asyncio.Event(), iter(range(rng.randrange(40)))
+
+    def token_came() -> None:
+        """Kills in the midst of reading: whoever waits for a turn is too late for a fast model on a busy machine."""
+        if next(tokens_until, None) is None and not is_killed.is_set():
+            os.kill(stub.pid, signal.SIGKILL)
+            is_killed.set()
+
+    streams = [asyncio.create_task(_long_answers(client, token_came, is_killed, report)) for _ in range(count)]
+    await asyncio.wait_for(is_killed.wait(), _PATIENCE_S)
     killed = time.monotonic()
     back_s = await _back(client, known, killed)
     if back_s is None:
@@ -107,7 +111,7 @@ async def _stub(served: Served) -> Stub | None:
 
 
 async def _long_answers(
-    client: AsyncGrpcClient, begun: asyncio.Event, is_killed: asyncio.Event, report: KillsReport
+    client: AsyncGrpcClient, token_came: Callable[[], None], is_killed: asyncio.Event, report: KillsReport
 ) -> float | None:
     """Reads one answer after the other until the kill.
 
@@ -116,7 +120,7 @@ async def _long_answers(
     """
     try:
         while not is_killed.is_set():
-            await asyncio.wait_for(_read_all(client, begun), _PATIENCE_S)
+            await asyncio.wait_for(_read_all(client, token_came), _PATIENCE_S)
             report.whole += 1
     except ClientError:
         return time.monotonic()
@@ -125,11 +129,11 @@ async def _long_answers(
     return None
 
 
-async def _read_all(client: AsyncGrpcClient, begun: asyncio.Event) -> None:
+async def _read_all(client: AsyncGrpcClient, token_came: Callable[[], None]) -> None:
     # With its ids each token is a response; this model's may have no text for a long time.
     options = {"max_tokens": MAX_MODEL_LEN - 3, "ignore_eos": True}
     async for _ in client.astream(MODEL, [5, 6, 7], token_ids=True, **options):
-        begun.set()
+        token_came()
 
 
 async def _back(client: AsyncGrpcClient, known: Known, killed: float) -> float | None:
