@@ -196,7 +196,7 @@ def run(context: click.Context, /, **options: Any) -> None:
             environment=describe_environment(target.address),
             created=datetime.now(timezone.utc).isoformat(timespec="seconds"),
             command=shlex.join(["perf-report", *sys.argv[1:]]),
-            read_counters=session.read_counters,
+            counters=session.counters,
             progress=say,
         )
     folder, extra_csv = options["output_dir"], options["latency_report_file"]

@@ -26,10 +26,9 @@ from perf.metrics import (
     throughput_rps,
 )
 from perf.records import Records
-from perf.server_stats import Counters, ModelActivity, activity_between
+from perf.server_stats import CounterReader, Counters, ModelActivity, activity_between
 from perf.workload import Workload
 
-ReadCounters = Callable[[], list[Counters]]
 Progress = Callable[[str], None]
 
 
@@ -126,7 +125,7 @@ def measure_level(
     workload: Workload,
     arrivals: Arrivals,
     settings: Settings,
-    read_counters: ReadCounters | None = None,
+    counters: CounterReader | None = None,
     ensembles: frozenset[str] = frozenset(),
     progress: Progress | None = None,
 ) -> Measurement:
@@ -137,14 +136,14 @@ def measure_level(
         workload: what is sent.
         arrivals: when.
         settings: how long, and when it is enough.
-        read_counters: reads the server's counters; None reports none.
+        counters: reads the server's counters; None reports none.
         ensembles: which of the models that are read are ensembles.
         progress: is told of each window.
     """
-    read = read_counters or (lambda: [])
+    reader = counters or CounterReader(read=list, calls={})
     say = progress or (lambda text: None)
     run = run_event_loop(
-        lambda: _run_windows(target, workload, arrivals, settings, read, say), connections_for(arrivals)
+        lambda: _run_windows(target, workload, arrivals, settings, reader, say), connections_for(arrivals)
     )
     return summarise(run, arrivals, settings, workload.batch_size, ensembles)
 
@@ -154,21 +153,23 @@ async def _run_windows(
     workload: Workload,
     arrivals: Arrivals,
     settings: Settings,
-    read: ReadCounters,
+    reader: CounterReader,
     say: Progress,
 ) -> Run:
     sender = make_sender(target)
     try:
         await sender.open(connections_for(arrivals))
+        cold = await asyncio.to_thread(reader.read)
         await warm_up(sender, workload, arrivals, settings.warmup_requests)
         generator = LoadGenerator(sender, workload.payloads, arrivals)
-        readings = [await asyncio.to_thread(read)]
+        readings = [await asyncio.to_thread(reader.settled, cold, settings.warmup_requests)]
         borders = [time.perf_counter_ns()]
         running = asyncio.create_task(generator.run(settings.request_count))
         if settings.request_count is not None:
             await running
             borders.append(time.perf_counter_ns() + 1)  # a window ends before its border: the last request is inside
-            readings.append(await asyncio.to_thread(read))
+            answered = generator.records.freeze(arrivals.mode, borders[0], borders[-1]).window(*borders).completed
+            readings.append(await asyncio.to_thread(reader.settled, readings[0], answered))
         else:
             windows: list[Window] = []
             while len(windows) < settings.max_trials and not is_stable(windows, settings.stability_percentage):
@@ -176,7 +177,7 @@ async def _run_windows(
                 borders.append(time.perf_counter_ns())
                 so_far = generator.records.freeze(arrivals.mode, borders[0], borders[-1])
                 windows.append(summarise_window(so_far.window(*borders[-2:]), settings.percentile))
-                readings.append(await asyncio.to_thread(read))
+                readings.append(await asyncio.to_thread(reader.read))
                 say(f"window {len(windows)}: {windows[-1].throughput_rps:.1f} requests/s")
             generator.stop()
             await running

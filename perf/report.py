@@ -9,8 +9,9 @@ from perf.arrivals import Arrivals, OpenLoop
 from perf.environment import Environment
 from perf.json_form import document_from_json, report_from_document
 from perf.load_generator import Target
-from perf.measurement import Measurement, ReadCounters, Settings, measure_level
+from perf.measurement import Measurement, Settings, measure_level
 from perf.metrics import STABLE_WINDOWS, Spread, spread
+from perf.server_stats import CounterReader
 from perf.workload import Workload
 
 SCHEMA = "modelkiln.perf_report/1"
@@ -111,7 +112,7 @@ def measure(
     environment: Environment,
     created: str,
     command: str,
-    read_counters: ReadCounters | None = None,
+    counters: CounterReader | None = None,
     progress: Callable[[int, str], None] | None = None,
 ) -> Report:
     """Measure every level of `loads`, each `settings.repeats` times. The one way, for all callers.
@@ -128,7 +129,7 @@ def measure(
         environment: where, for the report.
         created: date and time, ISO 8601.
         command: what reproduces the report.
-        read_counters: reads the server's counters.
+        counters: reads the server's counters.
         progress: is told how many measurements are done, and in a line what happens now.
     """
     say = progress or (lambda done, text: None)
@@ -145,7 +146,7 @@ def measure(
                     workload,
                     _repeated(load, repeat),
                     settings,
-                    read_counters,
+                    counters,
                     frozenset(subject.ensembles),
                     lambda text, done=done, title=title: say(done, f"{title}: {text}"),  # type: ignore[misc]
                 )

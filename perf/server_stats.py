@@ -5,6 +5,8 @@ An ensemble's own counters are sums over its steps (d08); the wall time is the c
 
 from __future__ import annotations
 
+import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,6 +14,8 @@ from typing import Any
 Json = Mapping[str, Any]
 PYTHON = "python"  # the backend whose models may call others
 PHASES = ("queue", "compute_input", "compute_infer", "compute_output")
+_SETTLED_WITHIN_S = 2.0
+_POLL_S = 0.005
 
 
 @dataclass(frozen=True)
@@ -20,6 +24,7 @@ class Counters:
 
     model: str
     version: str
+    successes: int
     executions: int
     inferences: int
     failures: int
@@ -59,6 +64,7 @@ def parse_counters(entries: Sequence[Json]) -> list[Counters]:
         Counters(
             model=entry["name"],
             version=str(entry["version"]),
+            successes=_number(entry, "success", "count"),
             executions=int(entry.get("execution_count", 0)),
             inferences=int(entry.get("inference_count", 0)),
             failures=_number(entry, "fail", "count"),
@@ -74,22 +80,64 @@ def parse_counters(entries: Sequence[Json]) -> list[Counters]:
     ]
 
 
-def composing_models(model: str, config_of: Callable[[str], Json]) -> tuple[str, ...]:
-    """`model`, and when it is an ensemble all models of its graph, nested ensembles included, each once."""
-    found: list[str] = []
-    waiting = [model]
-    while waiting:
-        name = waiting.pop(0)
-        if name in found:
-            continue
-        found.append(name)
-        waiting += ensemble_steps(config_of(name))
-    return tuple(found)
+def calls_per_request(model: str, config_of: Callable[[str], Json]) -> dict[str, int]:
+    """How often one request to `model` calls each model: itself once, and of an ensemble, nested or not, its steps."""
+    calls: Counter[str] = Counter()
+
+    def add(name: str) -> None:
+        calls[name] += 1
+        for step in ensemble_steps(config_of(name)):
+            add(step)
+
+    add(model)
+    return dict(calls)
 
 
 def ensemble_steps(config: Json) -> list[str]:
     """Names of the models that an ensemble's steps call; empty for any other model."""
     return [step["model_name"] for step in config.get("ensemble_scheduling", {}).get("step", ())]
+
+
+@dataclass(frozen=True)
+class CounterReader:
+    """Reads the counters of a server.
+
+    Attributes:
+        read: the counters as they are now; empty where the server gives none.
+        calls: model -> how often one request calls it.
+    """
+
+    read: Callable[[], list[Counters]]
+    calls: Mapping[str, int]
+
+    def settled(self, before: Sequence[Counters], completed: int) -> list[Counters]:
+        """The counters once they hold all that was answered. Blocks for two seconds at most.
+
+        Triton counts a request after its answer has left, and the batch after its requests, so that a reading right
+        after the last answer may lack both.
+
+        Args:
+            before: an earlier reading.
+            completed: requests that were answered since then.
+        """
+        deadline = time.monotonic() + _SETTLED_WITHIN_S
+        while (now := self.read()) and not self._holds_all(before, now, completed) and time.monotonic() < deadline:
+            time.sleep(_POLL_S)
+        return now
+
+    def _holds_all(self, before: Sequence[Counters], now: Sequence[Counters], completed: int) -> bool:
+        if any(_successes(now, m) - _successes(before, m) < n * completed for m, n in self.calls.items()):
+            return False
+        since = activity_between(before, now)
+        return all(_batched(one) >= one.inferences - one.cache_hits for one in since if one.batches)
+
+
+def _successes(reading: Sequence[Counters], model: str) -> int:
+    return sum(counters.successes for counters in reading if counters.model == model)
+
+
+def _batched(activity: ModelActivity) -> int:
+    return sum(int(size) * count for size, count in activity.batches.items())
 
 
 def activity_between(
@@ -129,7 +177,7 @@ def _difference(before: Counters | None, after: Counters, is_ensemble: bool) -> 
 
 def _zero(like: Counters) -> Counters:
     none = dict.fromkeys(PHASES, 0)
-    return Counters(like.model, like.version, 0, 0, 0, 0, none, none, {})
+    return Counters(like.model, like.version, 0, 0, 0, 0, 0, none, none, {})
 
 
 def _number(entry: Json, group: str, key: str) -> int:

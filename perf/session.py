@@ -15,9 +15,15 @@ from clients.types import ModelMetadata
 from perf.errors import PerfError, ServerUnreachable, UsageError
 from perf.input_data import read_input_data
 from perf.load_generator import Target
-from perf.measurement import ReadCounters
 from perf.report import Subject
-from perf.server_stats import PYTHON, Counters, composing_models, ensemble_steps, parse_counters
+from perf.server_stats import (
+    PYTHON,
+    CounterReader,
+    Counters,
+    calls_per_request,
+    ensemble_steps,
+    parse_counters,
+)
 from perf.workload import (
     DISTINCT_PAYLOADS,
     GENERATORS,
@@ -53,7 +59,7 @@ class Session:
     subject: Subject
     target: Target
     workload: Workload
-    read_counters: ReadCounters
+    counters: CounterReader
 
 
 @contextmanager
@@ -81,7 +87,8 @@ def _prepare(client: TritonClient, question: Question) -> Session:
     server = client.server_metadata()
     metadata = find_model(client, question.model, question.version, question.target.address)
     config = client.config(question.model, question.version)
-    configs = {model: client.config(model) for model in composing_models(question.model, client.config)}
+    calls = calls_per_request(question.model, client.config)
+    configs = {model: client.config(model) for model in calls}
     ensembles = tuple(model for model, found in configs.items() if ensemble_steps(found))
     # Which models a Python model calls stands in its code alone: those that work when it does are shown.
     asked = ("",) if any(found.get("backend") == PYTHON for found in configs.values()) else tuple(configs)
@@ -106,7 +113,7 @@ def _prepare(client: TritonClient, question: Question) -> Session:
         workload=workload.description,
         ensembles=ensembles,
     )
-    return Session(subject, question.target, workload, read_counters)
+    return Session(subject, question.target, workload, CounterReader(read_counters, calls))
 
 
 def build_workload(metadata: ModelMetadata, question: Question) -> Workload:
