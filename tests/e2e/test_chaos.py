@@ -96,9 +96,9 @@ def test_f03_requests_made_up_at_random(server, known):
 
 
 def test_a_killed_language_model_breaks_its_streams_off_and_comes_back(server, known):
-    report = server.run(lambda served: run_kills(served, known, count=1, seed=SEED, streams=2))
+    report = server.run(lambda served: run_kills(served, known, count=1, seed=SEED))
     assert report.wrong == []
-    assert len(report.back_s) == 1 and report.told_s and report.bystander
+    assert report.back_s and report.told_s and report.bystander
 
 
 def test_sigterm_at_any_moment(repository):
