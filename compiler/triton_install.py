@@ -15,7 +15,7 @@ from compiler.errors import EnvironmentLacks
 
 STUB_FILE = "triton_python_backend_stub"
 # What our backends import from their own folder.
-_SHARED_FILES = ("batching.py", "phases.py")
+_SHARED_FILES = ("batching.py", "phases.py", "shared_locks.py")
 # Where NVIDIA's container images have it.
 CONTAINER_HOME = Path("/opt/tritonserver")
 HOME_VARIABLE = "MODELKILN_TRITON_HOME"

@@ -18,6 +18,7 @@ from backends.llm.serving.options import ServiceOptions, check_instances
 from backends.llm.serving.responses import ResponseTensors
 from backends.llm.serving.service import Service
 from backends.phases import report_process
+from backends.shared_locks import keep_locks_to_ourselves
 from compiler.errors import ModelkilnError
 
 # How long a process that ends by itself is silent before, for what it has told the server to be taken.
@@ -29,6 +30,7 @@ class TritonPythonModel:
 
     def initialize(self, args: dict[str, str]) -> None:
         logging.basicConfig(level=logging.INFO, handlers=[_TritonLog()], force=True)
+        keep_locks_to_ourselves()  # `execute` runs in this thread too
         report_process(args["model_name"])
         config = json.loads(args["model_config"])
         parameters = {key: value["string_value"] for key, value in config.get("parameters", {}).items()}

@@ -10,6 +10,7 @@ from pathlib import Path
 import batching
 import onnxruntime as ort
 import phases
+import shared_locks
 import triton_python_backend_utils as pb_utils
 
 # The C++ backend's meaning of `optimization { graph { level } }`.
@@ -27,6 +28,7 @@ class TritonPythonModel:
     def initialize(self, args):
         name = args["model_name"]
         phases.report_process(name)
+        shared_locks.keep_locks_to_ourselves()
         config = json.loads(args["model_config"])
         folder = Path(args["model_repository"], args["model_version"])
         file = config.get("default_model_filename", "")

@@ -10,6 +10,7 @@ from pathlib import Path
 import batching
 import openvino as ov
 import phases
+import shared_locks
 import triton_python_backend_utils as pb_utils
 
 _PROPERTIES = ("INFERENCE_NUM_THREADS", "NUM_STREAMS", "PERFORMANCE_HINT", "INFERENCE_PRECISION_HINT")
@@ -21,6 +22,7 @@ class TritonPythonModel:
     def initialize(self, args):
         name = args["model_name"]
         phases.report_process(name)
+        shared_locks.keep_locks_to_ourselves()
         config = json.loads(args["model_config"])
         folder = Path(args["model_repository"], args["model_version"])
         file = config.get("default_model_filename", "")
