@@ -1,13 +1,13 @@
 """What becomes of the locks in memory shared with the server when our process is killed while it holds one.
 
-Triton's Python backend shares mutexes between its server and the stub, and they are robust: the kernel tells the next
-owner that the last one has died. The server takes that for an exception that nobody catches, and ends with all its
-models. Where the kernel tells nobody, the lock stays taken: the threads that serve the dead process wait for ever, as
-they do in Triton 2.51 whenever a stub dies between two messages, and nothing else is touched.
+Triton's Python backend shares mutexes between its server and the stub, and they are robust: the kernel marks what a
+dead thread holds, and the next owner is told. The server takes that for an exception that nobody catches, and ends with
+all its models. Unmarked, the lock stays taken: the server's threads that serve the dead process wait for ever, as they
+do in Triton 2.51 whenever a stub dies between two messages, and nothing else is touched.
 
-The kernel knows which locks a thread holds from a list whose head each thread registers (`set_robust_list`, of glibc's
-own doing). So each thread of ours that talks to the server registers an empty one. The lists that glibc keeps, and with
-them locking and unlocking, stay as they are.
+The kernel finds a dead thread's locks by a list whose head the thread has registered (`set_robust_list`, glibc's own
+doing): each entry's lock is `futex_offset` bytes behind it, and at the first that cannot be a lock, one that is not
+aligned, the kernel stops. So the offset is made odd. Locking and unlocking never read it.
 
 Copied beside each backend's model.py, since Triton's stub imports from that folder alone.
 """
@@ -21,7 +21,7 @@ import platform
 
 log = logging.getLogger(__name__)
 
-_SYSCALL_NUMBERS = {"x86_64": 273, "aarch64": 99}  # of set_robust_list
+_SYSCALL_NUMBERS = {"x86_64": 274, "aarch64": 100}  # of get_robust_list
 
 
 class _Head(ctypes.Structure):
@@ -30,18 +30,20 @@ class _Head(ctypes.Structure):
     _fields_ = (("first", ctypes.c_void_p), ("futex_offset", ctypes.c_long), ("pending", ctypes.c_void_p))
 
 
-# An empty list is one whose head comes after its head. It has to outlive the threads.
-_EMPTY = _Head()
-_EMPTY.first = ctypes.addressof(_EMPTY)
-
-
 def keep_locks_to_ourselves() -> None:
-    """Lets nobody hear of it when the calling thread dies with a lock. Does nothing on systems without such a list."""
+    """Lets nobody hear of it when a thread of this process dies with a lock.
+
+    It holds for the threads that there are by now, those of Triton's stub among them. Does nothing on systems without
+    such lists.
+    """
     number = _SYSCALL_NUMBERS.get(platform.machine()) if platform.system() == "Linux" else None
     if number is None:
         return
     libc = ctypes.CDLL(None, use_errno=True)
-    if libc.syscall(number, ctypes.byref(_EMPTY), ctypes.c_size_t(ctypes.sizeof(_EMPTY))) != 0:
-        log.warning(
-            "set_robust_list: %s; a killed process may take the server with it", os.strerror(ctypes.get_errno())
-        )
+    for thread in os.listdir("/proc/self/task"):
+        head, size = ctypes.POINTER(_Head)(), ctypes.c_size_t()
+        if libc.syscall(number, ctypes.c_int(int(thread)), ctypes.byref(head), ctypes.byref(size)) != 0:
+            reason = os.strerror(ctypes.get_errno())
+            log.warning("get_robust_list: %s; this process may take the server with it when it is killed", reason)
+        elif head:
+            head.contents.futex_offset |= 1

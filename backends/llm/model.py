@@ -30,7 +30,6 @@ class TritonPythonModel:
 
     def initialize(self, args: dict[str, str]) -> None:
         logging.basicConfig(level=logging.INFO, handlers=[_TritonLog()], force=True)
-        keep_locks_to_ourselves()  # `execute` runs in this thread too
         report_process(args["model_name"])
         config = json.loads(args["model_config"])
         parameters = {key: value["string_value"] for key, value in config.get("parameters", {}).items()}
@@ -47,6 +46,7 @@ class TritonPythonModel:
         snapshot = self._service.metrics.snapshot
         self._publisher = MetricsPublisher(snapshot, _metric_family, labels, pb_utils.Logger.log_error)
         self._publisher.start()
+        keep_locks_to_ourselves()  # all threads that talk to the server are there now
 
     def execute(self, requests: list[Any]) -> None:
         for request in requests:

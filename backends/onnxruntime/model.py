@@ -28,7 +28,6 @@ class TritonPythonModel:
     def initialize(self, args):
         name = args["model_name"]
         phases.report_process(name)
-        shared_locks.keep_locks_to_ourselves()
         config = json.loads(args["model_config"])
         folder = Path(args["model_repository"], args["model_version"])
         file = config.get("default_model_filename", "")
@@ -42,6 +41,7 @@ class TritonPythonModel:
         self.inputs = [i.name for i in self.session.get_inputs()]
         self.strings = {i.name for i in self.session.get_inputs() if i.type == "tensor(string)"}
         self.outputs = [o.name for o in self.session.get_outputs()]
+        shared_locks.keep_locks_to_ourselves()
 
     def execute(self, requests):
         return batching.answer(requests, self.inputs, self.outputs, self.batched, self._run, self.strings)

@@ -22,7 +22,6 @@ class TritonPythonModel:
     def initialize(self, args):
         name = args["model_name"]
         phases.report_process(name)
-        shared_locks.keep_locks_to_ourselves()
         config = json.loads(args["model_config"])
         folder = Path(args["model_repository"], args["model_version"])
         file = config.get("default_model_filename", "")
@@ -39,6 +38,7 @@ class TritonPythonModel:
         self.batched = config["max_batch_size"] > 0
         self.inputs = [tensor["name"] for tensor in config["input"]]
         self.outputs = [tensor["name"] for tensor in config["output"]]
+        shared_locks.keep_locks_to_ourselves()
 
     def execute(self, requests):
         return batching.answer(requests, self.inputs, self.outputs, self.batched, self._run)

@@ -44,13 +44,12 @@ def robust_mutex() -> Iterator[ctypes.c_void_p]:
 
 
 def _hold(mutex: int, quietly: bool, held: Connection) -> None:
-    libc = ctypes.CDLL(None)
+    libc, is_prepared = ctypes.CDLL(None), threading.Event()
 
     def hold() -> None:
-        if quietly:
-            keep_locks_to_ourselves()
-        # Taken and given back before: glibc's own lists have to go on working.
+        is_prepared.wait()
         for _ in range(3):
+            # Taken and given back before: locking has to go on working.
             assert libc.pthread_mutex_lock(ctypes.c_void_p(mutex)) == 0
             assert libc.pthread_mutex_unlock(ctypes.c_void_p(mutex)) == 0
         assert libc.pthread_mutex_lock(ctypes.c_void_p(mutex)) == 0
@@ -58,6 +57,9 @@ def _hold(mutex: int, quietly: bool, held: Connection) -> None:
         threading.Event().wait()
 
     threading.Thread(target=hold).start()
+    if quietly:
+        keep_locks_to_ourselves()
+    is_prepared.set()
 
 
 @pytest.mark.parametrize(("quietly", "expected"), [(False, errno.EOWNERDEAD), (True, errno.ETIMEDOUT)])

@@ -17,7 +17,6 @@ from typing import Protocol
 from backends.llm.engine.results import StepOutput
 from backends.llm.serving.errors import CANCELLED, ResponseError, response_error
 from backends.llm.serving.responses import ResponseBuilder, ResponseTensors, empty_response
-from backends.shared_locks import keep_locks_to_ourselves
 
 log = logging.getLogger(__name__)
 
@@ -103,7 +102,6 @@ class Delivery:
         return not self._thread.is_alive()
 
     def _run(self) -> None:
-        keep_locks_to_ourselves()
         while (work := self._work.get()) is not None:
             try:
                 work()

@@ -16,7 +16,6 @@ from typing import Protocol
 
 from backends.llm.serving.metric_families import COUNTERS, GAUGES, Kind, histograms
 from backends.llm.serving.metrics import Series
-from backends.shared_locks import keep_locks_to_ourselves
 
 MIN_PAUSE_S = 0.5
 # A flush takes at most this share of the time, so that what it costs is bounded on any machine.
@@ -109,7 +108,6 @@ class MetricsPublisher:
         return self._families[name]
 
     def _run(self) -> None:
-        keep_locks_to_ourselves()
         pause_s = MIN_PAUSE_S
         while not self._stopped.wait(pause_s):
             started = time.monotonic()
