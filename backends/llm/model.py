@@ -21,7 +21,7 @@ from backends.phases import report_process
 from backends.shared_locks import keep_locks_to_ourselves
 from compiler.errors import ModelkilnError
 
-# How long a process that ends by itself is silent before, for what it has told the server to be taken.
+# How long a process that ends by itself waits before, for what it has told the server to be taken.
 _QUIET_S = 0.25
 
 
@@ -64,12 +64,11 @@ class TritonPythonModel:
         self._publisher.stop()
 
     def _end_process(self) -> None:
-        """Ends the stub of a model whose engine has failed; nothing of ours may be on its way to the server then.
+        """Ends the stub of a model whose engine has failed.
 
         Triton 2.51 has no way to say that a model is not ready any more. Without its process it answers requests with
-        an error at once, newer versions call it not ready, and `compile serve` loads it again. A process that ends
-        while it holds a lock in the memory that it shares with the server takes the server with it (an uncaught
-        `lock_exception`), and lines of the log are sent by a thread that nobody can wait for.
+        an error at once, newer versions call it not ready, and `compile serve` loads it again. Lines of the log are
+        sent by a thread that nobody can wait for, so that it has a moment.
         """
         pb_utils.Logger.log_error("the engine of this model has failed: its process ends")
         self._publisher.stop()
