@@ -54,6 +54,11 @@ class ServerLog:
     def loaded(self) -> set[str]:
         return set(self.loaded_at_s)
 
+    def load_s(self, model: str) -> float:
+        """Returns how long the model's first load took, in seconds; 0 where it was not seen."""
+        loaded, loading = self.loaded_at_s.get(model), self.loading_at_s.get(model)
+        return 0.0 if loaded is None or loading is None else loaded - loading
+
     def read(self, line: str, at_s: float) -> None:
         """Takes in one line, and when it came: seconds after the server's start."""
         line = line.rstrip("\n")

@@ -22,6 +22,8 @@ _POLL_S = 0.1
 # Triton never ends the streams of a dead process. Clients ask at least every 0.75 s whether a silent stream's model is
 # ready (clients/watch.py), so it is not for longer than that, however fast it could be back.
 _NOT_READY_S = 1.25
+# It is not ready while it loads, either. How long that takes is known from the last time; half of it is counted on.
+_SURE_OF_LOAD = 0.5
 # Requests that the model's other processes still compute get this long before those are ended too.
 _GRACE_S = 10.0
 
@@ -33,6 +35,7 @@ class _Record:
     ready_at: float
     deaths: list[Death] = field(default_factory=list)
     down: bool = False  # being brought back, or given up
+    load_s: float = 0.0  # how long its last load took
 
 
 @dataclass
@@ -112,7 +115,8 @@ class Supervisor:
         others = self._forget(model)
         started = time.monotonic()
         while delay_s is not None:
-            problem = self._load_again(model, {*lost, *others}, delay_s)
+            quiet_s = _NOT_READY_S - _SURE_OF_LOAD * record.load_s
+            problem = self._load_again(model, {*lost, *others}, max(delay_s, quiet_s))
             if self._ended.is_set() or self.server.pid != pid or self.server.wait(0) is not None:
                 return  # the server has ended, and its models with it
             record.ready_at = time.monotonic()
@@ -126,14 +130,16 @@ class Supervisor:
             self._try_unload(model)
         self._end_stubs(lost, others)
 
-    def _load_again(self, model: str, before: set[Stub], delay_s: float) -> str:
-        """Loads a model after a while; returns what went wrong, or an empty string."""
+    def _load_again(self, model: str, before: set[Stub], pause_s: float) -> str:
+        """Loads a model after a pause; returns what went wrong, or an empty string."""
         control, pid = self.server.control, self.server.pid
         try:
             control.unload(model)  # it is not ready while it waits
-            if self._ended.wait(max(delay_s, _NOT_READY_S)) or self.server.pid != pid:
+            if self._ended.wait(pause_s) or self.server.pid != pid:
                 return ""
+            started = time.monotonic()
             control.load(model)
+            self._record(model).load_s = time.monotonic() - started
         except RepositoryError as error:
             return error.message
         assert pid is not None
@@ -192,7 +198,8 @@ class Supervisor:
             time.sleep(_POLL_S)
 
     def _record(self, model: str) -> _Record:
-        return self._records.setdefault(model, _Record(self._ready_at))
+        load_s = self.server.log.load_s(model)
+        return self._records.setdefault(model, _Record(self._ready_at, load_s=load_s))
 
     def _delay_s(self, record: _Record) -> float | None:
         now = time.monotonic()

@@ -43,6 +43,12 @@ def test_phases_add_up_to_the_time_to_ready(log):
     assert sum(chat.phases.values()) == pytest.approx(3.1)
 
 
+def test_how_long_a_model_s_first_load_took(log):
+    log.read('I1130 10:02:06.006430 2154 model_lifecycle.cc:472] "loading: late:1"', 9.5)
+    assert log.load_s("chat") == pytest.approx(2.9)
+    assert (log.load_s("late"), log.load_s("unknown")) == (0.0, 0.0)
+
+
 def test_the_table(log):
     assert start_table(model_starts(log, {"chat": 3.0})) == [
         "model  READY after  server  process  load  compile  warm_up  tuning  other      budget",
