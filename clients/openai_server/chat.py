@@ -69,27 +69,32 @@ class ChatStream:
         return event({**self._head, "choices": [], "usage": self.usage.to_json()}) + DONE
 
     def _text(self, chunk: Chunk, is_last: bool) -> bytes:
-        if self._parsers:
-            return self._parsed(chunk.index, chunk.text, is_last)
-        if self._num_top is not None:
-            tokens = token_logprobs(chunk.logprobs, self._num_top)
-            if not chunk.text and not tokens:
+        if not self._parsers and self._num_top is None:
+            if not chunk.text:
                 return b""
-            return event(self._choice(chunk.index, {"content": chunk.text}, logprobs=_logprobs(tokens)))
-        if not chunk.text:
-            return b""
-        return f"data: {self._before[chunk.index]}{json.dumps(chunk.text)}{self._after}\n\n".encode()
+            return f"data: {self._before[chunk.index]}{json.dumps(chunk.text)}{self._after}\n\n".encode()
+        deltas = self._deltas(chunk, is_last)
+        if self._num_top is None:
+            return b"".join(event(self._choice(chunk.index, delta)) for delta in deltas)
+        tokens = token_logprobs(chunk.logprobs, self._num_top)
+        if tokens and not deltas:  # their text is held back
+            deltas = [{"content": ""}]
+        # All tokens stand with the first part: which of them a part is made of is not known.
+        of_parts = [_logprobs(tokens), *[None] * len(deltas)]
+        events = zip(deltas, of_parts, strict=False)
+        return b"".join(event(self._choice(chunk.index, delta, logprobs=found)) for delta, found in events)
 
-    def _parsed(self, index: int, text: str, is_last: bool) -> bytes:
-        found = [*self._parsers[index].push(text), *(self._parsers[index].finish() if is_last else ())]
-        events = []
-        for part in found:
+    def _deltas(self, chunk: Chunk, is_last: bool) -> list[dict[str, Any]]:
+        if not self._parsers:
+            return [{"content": chunk.text}] if chunk.text else []
+        parser, deltas = self._parsers[chunk.index], list[dict[str, Any]]()
+        for part in [*parser.push(chunk.text), *(parser.finish() if is_last else ())]:
             if isinstance(part, CallDelta):
-                self._called[index] = True
-                events.append(event(self._choice(index, {"tool_calls": [part.to_json()]})))
+                self._called[chunk.index] = True
+                deltas.append({"tool_calls": [part.to_json()]})
             else:
-                events.append(event(self._choice(index, {"content": part})))
-        return b"".join(events)
+                deltas.append({"content": part})
+        return deltas
 
     def _reason(self, index: int, reason: str) -> str:
         return self._parsers[index].finish_reason if self._called[index] and reason == "stop" else reason

@@ -191,7 +191,8 @@ def _parser_maker(request: ChatRequest, prompt: Prompt) -> Callable[[], ToolPars
     if request.tool_choice == "required":
         return partial(RequiredParser, _call_id)
     names = frozenset(tool.function.name for tool in request.tools)
-    return partial(HermesParser, names, _call_id) if prompt.is_hermes else None
+    single = request.parallel_tool_calls is False
+    return partial(HermesParser, names, _call_id, single=single) if prompt.is_hermes else None
 
 
 def _call_id() -> str:

@@ -78,6 +78,7 @@ def _message(index: int, message: Message) -> dict[str, Any]:
         found["content"] = "\n".join(part.text for part in message.content)
     if message.content is None and not message.tool_calls:
         raise ApiError(400, f"messages.{index}.content is missing", param=f"messages.{index}.content")
+    found.setdefault("content", "")  # beside calls: many templates put it together with other texts, or measure it
     for call in found.get("tool_calls", ()):
         call["function"]["arguments"] = _arguments(call["function"]["arguments"])
     return found
@@ -85,7 +86,7 @@ def _message(index: int, message: Message) -> dict[str, Any]:
 
 def _arguments(text: str) -> Any:
     try:
-        found = json.loads(text)
+        found = json.loads(text or "{}")  # some clients write nothing for a function without parameters
     except (ValueError, RecursionError):
         return text
     return found if isinstance(found, dict) else text

@@ -6,7 +6,7 @@ from typing import Any
 
 from clients.openai_server.errors import ApiError
 from clients.openai_server.schemas import ChatRequest, CompletionRequest, NamedTool, Sampling
-from clients.openai_server.tool_calls import required_schema
+from clients.openai_server.tool_schemas import required_schema
 
 # Taken over by name where they are given.
 _SAME = (

@@ -138,6 +138,7 @@ class ChatRequest(Sampling):
     response_format: ResponseFormat | None = None
     tools: list[Tool] | None = Field(None, max_length=128)
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
+    parallel_tool_calls: bool | None = Field(True, description="False: one call at most.")
 
 
 class CompletionRequest(Sampling):

@@ -53,13 +53,15 @@ class HermesParser:
     Args:
         names: of the functions that there are; a call of another one is text.
         new_id: makes the id of a call.
+        single: the client takes one call at most; further ones are left out.
     """
 
     finish_reason = "tool_calls"
 
-    def __init__(self, names: Collection[str], new_id: Callable[[], str]) -> None:
+    def __init__(self, names: Collection[str], new_id: Callable[[], str], *, single: bool = False) -> None:
         self._names = names
         self._new_id = new_id
+        self._single = single
         self._held = ""  # what may become a tag, with the white space before it; or what a call has so far
         self._inside = False
         self._num_calls = 0
@@ -76,7 +78,7 @@ class HermesParser:
         """Returns the rest. Models often end without the closing tag."""
         held, self._held = self._held, ""
         if self._inside:
-            return [self._call(held) or HERMES_START + held]
+            return self._called(held, HERMES_START + held)
         return [held] if held and not (self._num_calls and held.isspace()) else []
 
     def _step(self, parts: list[Part]) -> bool:
@@ -86,7 +88,7 @@ class HermesParser:
             if end < 0:
                 return False
             inner, self._held = self._held[:end], self._held[end + len(HERMES_END) :]
-            parts.append(self._call(inner) or HERMES_START + inner + HERMES_END)
+            parts += self._called(inner, HERMES_START + inner + HERMES_END)
             self._inside = False
             return True
         if end < 0:
@@ -99,19 +101,15 @@ class HermesParser:
             parts.append(text)
         return self._inside
 
-    def _call(self, text: str) -> CallDelta | None:
-        try:
-            found = json.loads(text)
-        except (ValueError, RecursionError):
-            return None
-        if not isinstance(found, dict) or found.get("name") not in self._names:
-            return None
-        arguments = found.get("arguments", {})
-        if not isinstance(arguments, dict):
-            return None
+    def _called(self, inner: str, written: str) -> Sequence[Part]:
+        """Returns the call that stands between tags, or all that was written where it is none."""
+        found = _call_from_text(inner)
+        if found is None or found[0] not in self._names:
+            return [written]
+        if self._single and self._num_calls:
+            return []
         self._num_calls += 1
-        written = json.dumps(arguments, ensure_ascii=False)
-        return CallDelta(self._num_calls - 1, written, self._new_id(), found["name"])
+        return [CallDelta(self._num_calls - 1, found[1], self._new_id(), found[0])]
 
 
 class NamedParser:
@@ -148,26 +146,37 @@ class RequiredParser:
         return []
 
     def finish(self) -> Sequence[Part]:
-        try:
-            call = json.loads(self._text)
-            return [CallDelta(0, json.dumps(call["arguments"], ensure_ascii=False), self._new_id(), call["name"])]
-        except (ValueError, KeyError, TypeError):
-            return [self._text] if self._text else []
+        found = _call_from_text(self._text)
+        if found is not None:
+            return [CallDelta(0, found[1], self._new_id(), found[0])]
+        return [self._text] if self._text else []
 
 
-def required_schema(functions: Sequence[tuple[str, dict[str, Any] | None]]) -> dict[str, Any]:
-    """Returns the schema of a call of one of the functions, given by name and schema of the arguments."""
-    return {
-        "anyOf": [
-            {
-                "type": "object",
-                "properties": {"name": {"const": name}, "arguments": schema or {"type": "object"}},
-                "required": ["name", "arguments"],
-                "additionalProperties": False,
-            }
-            for name, schema in functions
-        ]
-    }
+def _call_from_text(text: str) -> tuple[str, str] | None:
+    """Returns name and arguments of a call, these as JSON that every client can read; None where it is none."""
+    try:
+        found = json.loads(text, parse_constant=_refuse_constant)
+        if not isinstance(found, dict) or not isinstance(found.get("name"), str):
+            return None
+        arguments = found.get("arguments", {})
+        written = json.dumps(arguments, ensure_ascii=False)
+        if not _is_unicode(written):
+            written = json.dumps(arguments)  # half of a surrogate pair, which no text can hold, stays an escape
+    except (ValueError, RecursionError):
+        return None
+    return (found["name"], written) if isinstance(arguments, dict) else None
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is no JSON")
+
+
+def _is_unicode(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _held_back(text: str) -> int:

@@ -23,7 +23,7 @@ MAX_NUM_SEQS, MAX_WAITING = 4, 12  # of the tiny model
 SPECIAL = ["<bos>", "<eos>", "<user>", "<assistant>", "<system>"]
 TEMPLATE = (
     "{{ bos_token }}{% if tools %}<system>Tools: {{ tools | tojson }} Call them as <tool_call>{...}</tool_call>"
-    "{% endif %}{% for m in messages %}<{{ m.role }}>{{ m.content }}{% for call in m.tool_calls or [] %}"
+    "{% endif %}{% for m in messages %}{{ '<' + m.role + '>' + m.content }}{% for call in m.tool_calls or [] %}"
     "[{{ call.function.name }} {{ call.function.arguments | tojson }}]{% endfor %}{% endfor %}"
     "{% if add_generation_prompt %}<assistant>{% endif %}"
 )

@@ -170,15 +170,16 @@ def test_the_template_is_applied_once_without_a_second_bos(front: Served) -> Non
 
 def test_messages_reach_the_template_as_it_expects_them(front: Served, folder: Path) -> None:
     call_made = {"id": "c1", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
+    without_arguments = {"id": "c2", "type": "function", "function": {"name": "now", "arguments": ""}}
     messages = [
         {"role": "developer", "content": "S"},
         {"role": "user", "content": [{"type": "text", "text": "x"}, {"type": "text", "text": "y"}]},
-        {"role": "assistant", "content": None, "tool_calls": [call_made]},
+        {"role": "assistant", "content": None, "tool_calls": [call_made, without_arguments]},
         {"role": "tool", "content": "2", "tool_call_id": "c1"},
     ]
     ids = sent_inputs(chat(front, messages=messages))["input_ids"]
     text = load_tokenizer(folder / "repository" / "scripted" / "1").decode(ids, skip_special_tokens=False)
-    assert text == '<bos><system>S<user>x\ny<assistant>[add {"a": 1}]<tool>2<assistant>'
+    assert text == '<bos><system>S<user>x\ny<assistant>[add {"a": 1}][now {}]<tool>2<assistant>'
 
 
 def test_tools_go_into_the_template_unless_the_choice_is_none(front: Served) -> None:
@@ -199,6 +200,26 @@ def test_tool_calls_come_back_parsed(front: Served) -> None:
     (call_delta,) = [d["delta"]["tool_calls"][0] for d in deltas if "tool_calls" in d["delta"]]
     assert call_delta["index"] == 0 and json.loads(call_delta["function"]["arguments"]) == {"a": "ü"}
     assert deltas[-1]["finish_reason"] == "tool_calls"
+
+
+def test_log_probabilities_stream_beside_tools(front: Served) -> None:
+    texts = ("Hm", "<tool_call>", '{"name": "add"}</tool_call>')
+    script = [{"text": [text], "reason": ["None"], "logprobs": [_tokens(text)]} for text in texts]
+    script[-1]["reason"] = ["stop"]
+    fields: dict[str, Any] = {"tools": [TOOL], "logprobs": True, "top_logprobs": 1}
+    whole = chat(front, script, **fields).json["choices"][0]["logprobs"]["content"]
+    choices = [e["choices"][0] for e in chat(front, script, stream=True, **fields).events]
+    assert [token for c in choices for token in (c["logprobs"] or {"content": []})["content"]] == whole
+    assert [token["token"] for token in whole] == list(texts)
+    assert "".join(c["delta"].get("content") or "" for c in choices) == "Hm"
+    assert [c["delta"]["tool_calls"][0]["function"]["name"] for c in choices if "tool_calls" in c["delta"]] == ["add"]
+
+
+def test_a_client_may_want_one_call_at_most(front: Served) -> None:
+    script = steps('<tool_call>{"name": "add", "arguments": {}}</tool_call>' * 2)
+    for parallel, expected in ((None, 2), (True, 2), (False, 1)):
+        answer = chat(front, script, tools=[TOOL], parallel_tool_calls=parallel).json["choices"][0]
+        assert len(answer["message"]["tool_calls"]) == expected and answer["message"]["content"] is None
 
 
 def test_a_tag_stays_text_where_no_tools_were_given(front: Served) -> None:

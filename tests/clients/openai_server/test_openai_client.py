@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 import numpy as np
 import pydantic
 import pytest
-from openai import AsyncOpenAI, BadRequestError, InternalServerError, OpenAI, RateLimitError
+from openai import AsyncOpenAI, BadRequestError, InternalServerError, OpenAI, RateLimitError, pydantic_function_tool
 
 from backends.llm import LLMEngine, SamplingParams
 from tests.clients.openai_server.conftest import MAX_NUM_SEQS, MAX_WAITING
@@ -177,6 +177,29 @@ def test_a_forced_tool_is_called_with_arguments_of_its_schema(client: OpenAI) ->
         assert "".join(delta.function.arguments for delta in deltas) == call.function.arguments
         assert [delta.function.name for delta in deltas if delta.function.name] == ["pick"]
         assert chunks[-1].choices[0].finish_reason == reason
+
+
+class Shade(pydantic.BaseModel):
+    colour: Literal["red", "blue"]
+
+
+class Mix(pydantic.BaseModel):
+    first: Shade
+    second: Shade
+
+
+def test_tools_of_nested_pydantic_models_are_called(client: OpenAI) -> None:
+    """Their schemas refer to `#/$defs/Shade`, each from its own root."""
+    tools = [pydantic_function_tool(Shade), pydantic_function_tool(Mix)]
+    for seed in range(8):
+        answer = client.chat.completions.parse(
+            model="tiny", messages=QUESTION, tools=tools, tool_choice="required", max_tokens=400, seed=seed
+        )
+        (call,) = answer.choices[0].message.tool_calls or ()
+        if isinstance(call.function.parsed_arguments, Mix):
+            return
+        assert isinstance(call.function.parsed_arguments, Shade)
+    raise AssertionError("eight answers, and none of them calls Mix")
 
 
 def test_other_forms_of_answers(client: OpenAI) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clients.openai_server.tool_calls import CallDelta, HermesParser, NamedParser, RequiredParser, required_schema
+from clients.openai_server.tool_calls import CallDelta, HermesParser, NamedParser, RequiredParser
 
 ADD = '<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>'
 
@@ -44,6 +44,10 @@ CASES = {
         '<tool_call>{"name": "rm", "arguments": {}}</tool_call>'
     ],
     '<tool_call>{"name": "add", "arguments": [1]}': ['<tool_call>{"name": "add", "arguments": [1]}'],
+    '<tool_call>{"name": ["add"], "arguments": {}}</tool_call>': [  # a name that cannot even be looked up
+        '<tool_call>{"name": ["add"], "arguments": {}}</tool_call>'
+    ],
+    '<tool_call>{"name": "add", "arguments": {"a": NaN}}': ['<tool_call>{"name": "add", "arguments": {"a": NaN}}'],
     "a < b <tool <tool_cal": ["a < b <tool <tool_cal"],
     "<tool_call>" + "[" * 5000: ["<tool_call>" + "[" * 5000],
     "trailing  \n": ["trailing  \n"],
@@ -83,7 +87,18 @@ def test_a_required_call_comes_whole_and_a_cut_one_as_text() -> None:
     assert cut.finish() == ['{"name": "ad']
 
 
-def test_the_schema_of_a_required_call_names_every_function() -> None:
-    schema = required_schema([("add", {"type": "object", "properties": {"a": {"type": "integer"}}}), ("now", None)])
-    assert [form["properties"]["name"] for form in schema["anyOf"]] == [{"const": "add"}, {"const": "now"}]
-    assert schema["anyOf"][1]["properties"]["arguments"] == {"type": "object"}
+def test_a_client_that_takes_one_call_gets_the_first() -> None:
+    parser = HermesParser({"add"}, lambda: "call", single=True)
+    text = f"{ADD}\n{ADD.replace('1', '2')}" + ADD.removesuffix("</tool_call>")
+    found = [*parser.push(text), *parser.finish()]
+    assert found == [CallDelta(0, '{"a": 1}', "call", "add")]
+
+
+def test_arguments_are_text_that_can_be_sent() -> None:
+    """Half of a surrogate pair is JSON and no Unicode: a client could not even write it back."""
+    text = '{"name": "add", "arguments": {"a": "\\ud83d ü"}}'
+    required = RequiredParser(lambda: "call")
+    required.push(text)
+    for parts in (HermesParser({"add"}, lambda: "call").push(f"<tool_call>{text}</tool_call>"), required.finish()):
+        (made,) = parts
+        assert isinstance(made, CallDelta) and made.arguments == '{"a": "\\ud83d \\u00fc"}'
