@@ -36,7 +36,7 @@ def _moved(schema: Any, place: str) -> Any:
         return [_moved(item, place) for item in schema]
     if not isinstance(schema, dict) or isinstance(schema.get("$id"), str):
         return schema
-    moved = {}
+    moved: dict[str, Any] = {}
     for key, value in schema.items():
         if key == "$ref" and isinstance(value, str) and (value == "#" or value.startswith("#/")):
             moved[key] = place + value[1:]
