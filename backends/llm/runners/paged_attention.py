@@ -20,7 +20,7 @@ import torch
 import triton
 import triton.language as tl
 
-MIN_ROWS = 16  # tl.dot needs 16 rows or more
+from backends.llm.runners.tiles import MIN_ROWS, Tiles
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -113,8 +113,8 @@ def paged_attention(
     key_cache: torch.Tensor,
     value_cache: torch.Tensor,
     block_tables: torch.Tensor,
-    query_begins: torch.Tensor,
     past_lens: torch.Tensor,
+    tiles: Tiles,
     *,
     scale: float,
     softcap: float | None = None,
@@ -122,15 +122,16 @@ def paged_attention(
 ) -> torch.Tensor:
     """Attends from the new tokens of several requests to all tokens before them and to themselves.
 
-    The keys and values of the new tokens must be in the cache already.
+    The keys and values of the new tokens must be in the cache already. Nothing is read back from the device, so that a
+    CUDA graph can record it.
 
     Args:
         query: [num_tokens, num_heads, head_dim], the last dim contiguous.
         key_cache, value_cache: [num_blocks, block_size, num_kv_heads, head_dim], of one layout; block_size a power of 2
             of at least 16.
         block_tables: [num_requests, max_blocks] int32.
-        query_begins: [num_requests + 1] int32 on the CPU: where each request's tokens start in `query`.
         past_lens: [num_requests] int32: tokens before the new ones.
+        tiles: of the new tokens.
         scale: what scores are multiplied with.
         softcap: scores become softcap * tanh(score / softcap).
         sliding_window: how many tokens a token sees, itself included.
@@ -144,21 +145,17 @@ def paged_attention(
     assert num_heads % num_kv_heads == 0, f"{num_heads} heads do not share {num_kv_heads} key-value heads evenly"
     assert block_size >= MIN_ROWS and block_size & (block_size - 1) == 0, f"block_size is {block_size}"
     group = num_heads // num_kv_heads
-    longest = int((query_begins[1:] - query_begins[:-1]).max())
-    # Decodes have one token each: a tile with more would compute rows that are thrown away.
-    block_q = max(1, MIN_ROWS // group) if longest == 1 else max(1, 64 // group)
-    tile_requests, tile_firsts = _tiles(query_begins, block_q)
     out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
     assert out.stride() == query.stride(), "the query is contiguous"
-    _paged_attention_kernel[(len(tile_requests), num_kv_heads)](
+    _paged_attention_kernel[(len(tiles.requests), num_kv_heads)](
         out,
         query,
         key_cache,
         value_cache,
         block_tables,
-        tile_requests.to(query.device),
-        tile_firsts.to(query.device),
-        query_begins.to(query.device),
+        tiles.requests,
+        tiles.firsts,
+        tiles.query_begins,
         past_lens,
         scale,
         softcap or 0.0,
@@ -173,18 +170,9 @@ def paged_attention(
         HEAD_DIM=head_dim,
         PADDED_HEAD_DIM=max(MIN_ROWS, triton.next_power_of_2(head_dim)),
         BLOCK_SIZE=block_size,
-        BLOCK_Q=block_q,
-        BLOCK_M=max(MIN_ROWS, triton.next_power_of_2(block_q * group)),
+        BLOCK_Q=tiles.block_q,
+        BLOCK_M=max(MIN_ROWS, triton.next_power_of_2(tiles.block_q * group)),
         HAS_SOFTCAP=softcap is not None,
         HAS_WINDOW=sliding_window is not None,
     )
     return out
-
-
-def _tiles(query_begins: torch.Tensor, block_q: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns, for each tile, its request and its first token there: requests of all lengths in one launch."""
-    counts = (query_begins[1:] - query_begins[:-1] + block_q - 1) // block_q
-    requests = torch.repeat_interleave(torch.arange(len(counts), dtype=torch.int32), counts)
-    before = torch.cumsum(counts, 0) - counts
-    firsts = (torch.arange(len(requests)) - before[requests.long()]) * block_q
-    return requests, firsts.to(torch.int32)

@@ -1,23 +1,28 @@
-"""TorchRunner: the decoder in torch over paged caches: on a CPU the plain reference, on a GPU with our kernel."""
+"""TorchRunner: the decoder in torch over paged caches: the plain reference on a CPU, kernels and graphs on a GPU."""
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import Literal, get_args
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from backends.llm.engine.outputs import ModelRunnerOutput, SchedulerOutput
 from backends.llm.loaders.base import LoadedModel
-from backends.llm.models.attention import plain_attention
-from backends.llm.models.decoder import Decoder, is_windowed
-from backends.llm.runners.step_inputs import StepInputs, flatten
+from backends.llm.models.config import DecoderConfig
+from backends.llm.models.decoder import Decoder
+from backends.llm.runners import flashinfer_attention
+from backends.llm.runners.decode_graphs import Capture, DecodeGraphs, cuda_capture
+from backends.llm.runners.flashinfer_attention import FlashInferAttention
+from backends.llm.runners.step_attention import KernelAttention, PagedCache, PlainAttention, StepAttention
+from backends.llm.runners.step_inputs import flatten
 from compiler.errors import EnvironmentLacks, UsageError
 
 Precision = Literal["float32", "bfloat16", "float16"]
-Attention = Literal["plain", "kernel"]
+Attention = Literal["auto", "plain", "kernel", "flashinfer"]
 
 
 @dataclass(frozen=True)
@@ -30,24 +35,33 @@ class TorchOptions:
         device: "cpu", "cuda" or "cuda:N".
         dtype: of weights and caches.
         attention: "plain" gathers the blocks of one request after the other and writes every score down; "kernel" reads
-            them in place (see paged_attention.py).
+            them in place (see paged_attention.py); "flashinfer" is the package's. "auto" is plain on a CPU; on a GPU it
+            is FlashInfer's where that is installed and has kernels for the model, else ours.
+        cuda_graphs: on a GPU, steps of decodes alone are recorded and replayed, on our kernel (see decode_graphs.py).
     """
 
     kv_cache_bytes: int = 1 << 28
     block_size: int = 16
     device: str = "cpu"
     dtype: Precision = "float32"
-    attention: Attention = "plain"
+    attention: Attention = "auto"
+    cuda_graphs: bool = True
 
     def __post_init__(self) -> None:
         for name, kinds in (("dtype", Precision), ("attention", Attention)):
             if getattr(self, name) not in get_args(kinds):
                 raise UsageError(f"{name} is {getattr(self, name)!r}; allowed: {', '.join(get_args(kinds))}")
-        if self.attention == "kernel" and (self.block_size < 16 or self.block_size & (self.block_size - 1)):
-            raise UsageError(f"block_size is {self.block_size}; the kernel wants a power of 2 of at least 16")
+        if type(self.cuda_graphs) is not bool:
+            raise UsageError(f"cuda_graphs is {self.cuda_graphs!r}; allowed: true, false")
         if self.device.partition(":")[0] not in ("cpu", "cuda"):
             raise UsageError(f"device is {self.device!r}; allowed: cpu, cuda, cuda:N")
-        if self.device != "cpu" and not torch.cuda.is_available():
+        on_gpu = self.device != "cpu"
+        wants_kernel = self.attention == "kernel" or (on_gpu and self.attention != "plain")
+        if wants_kernel and (self.block_size < 16 or self.block_size & (self.block_size - 1)):
+            raise UsageError(f"block_size is {self.block_size}; the kernel wants a power of 2 of at least 16")
+        if self.attention == "flashinfer" and not on_gpu:
+            raise UsageError("attention is 'flashinfer' and device is 'cpu'; FlashInfer needs an NVIDIA GPU")
+        if on_gpu and not torch.cuda.is_available():
             raise EnvironmentLacks(f"device is {self.device!r}, and torch sees no GPU", hint="use device 'cpu'")
 
 
@@ -55,26 +69,66 @@ def torch_runner(model: LoadedModel, options: TorchOptions) -> TorchRunner:
     """Returns a runner with as many blocks as the memory holds.
 
     Raises:
-        UsageError: it holds none.
+        UsageError: it holds none, or FlashInfer has no kernels for the model.
+        EnvironmentLacks: FlashInfer is not installed.
     """
     config = model.config
-    width = getattr(torch, options.dtype).itemsize
+    dtype: torch.dtype = getattr(torch, options.dtype)
     tokens = config.num_hidden_layers * options.block_size
-    block_bytes = 2 * width * tokens * config.num_key_value_heads * config.head_dim
-    if options.kv_cache_bytes < block_bytes:
+    block_bytes = 2 * dtype.itemsize * tokens * config.num_key_value_heads * config.head_dim
+    attention = choose_attention(
+        options, config, has_flashinfer=flashinfer_attention.is_installed(), has_triton=find_spec("triton") is not None
+    )
+    capture = None
+    if options.device != "cpu" and options.cuda_graphs and attention != "plain":
+        capture = cuda_capture(torch.device(options.device))
+    num_blocks = options.kv_cache_bytes // block_bytes - (capture is not None)  # graphs have one of their own
+    if num_blocks < 1:
         raise UsageError(f"kv_cache_bytes is {options.kv_cache_bytes}; one block takes {block_bytes}")
     return TorchRunner(
         model,
-        num_blocks=options.kv_cache_bytes // block_bytes,
+        num_blocks=num_blocks,
         block_size=options.block_size,
         device=options.device,
-        dtype=getattr(torch, options.dtype),
-        attention=options.attention,
+        dtype=dtype,
+        attention=attention,
+        capture=capture,
     )
 
 
+def choose_attention(
+    options: TorchOptions, config: DecoderConfig, *, has_flashinfer: bool, has_triton: bool
+) -> Attention:
+    """Returns what "auto" means here, and checks what was asked for; never "auto".
+
+    Raises:
+        EnvironmentLacks, UsageError: see `torch_runner`.
+    """
+    dtype: torch.dtype = getattr(torch, options.dtype)
+    suits = flashinfer_attention.suits(config, dtype)
+    if options.attention == "flashinfer":
+        if not has_flashinfer:
+            hint = "pip install flashinfer-python, or use attention 'kernel'"
+            raise EnvironmentLacks("attention is 'flashinfer', and that package is not installed", hint=hint)
+        if not suits:
+            raise UsageError(
+                f"attention is 'flashinfer', dtype {options.dtype} and the model's head_dim {config.head_dim}; it has "
+                f"kernels for float16 and bfloat16 and {', '.join(map(str, flashinfer_attention.HEAD_DIMS))}"
+            )
+    if options.attention != "auto":
+        return options.attention
+    if options.device == "cpu" or not has_triton:
+        return "plain"
+    return "flashinfer" if has_flashinfer and suits else "kernel"
+
+
 class TorchRunner:
-    """A ModelRunner that is meant to be read and compared with; see `ModelRunner` for the attributes."""
+    """A ModelRunner that is meant to be read and compared with; see `ModelRunner` for the attributes.
+
+    Args:
+        attention: not "auto".
+        capture: how steps of decodes alone are recorded; None computes them as all others.
+    """
 
     def __init__(
         self,
@@ -85,94 +139,48 @@ class TorchRunner:
         device: str = "cpu",
         dtype: torch.dtype = torch.float32,
         attention: Attention = "plain",
+        capture: Capture | None = None,
     ) -> None:
         self.config = config = model.config
         self.block_size, self.num_blocks = block_size, num_blocks
         self.vocab_size, self.max_model_len = config.vocab_size, config.max_position_embeddings
+        self._device = torch.device(device)
         self._decoder = Decoder(model, dtype=dtype, device=device)
-        self._device, self._attention = device, attention
-        shape = (config.num_hidden_layers, num_blocks, block_size, config.num_key_value_heads, config.head_dim)
-        self.keys, self.values = (torch.zeros(shape, dtype=dtype, device=device) for _ in "kv")
-        self.block_bytes = 2 * self.keys[:, 0].numel() * self.keys.element_size()
+        blocks = num_blocks + (capture is not None)
+        shape = (config.num_hidden_layers, blocks, block_size, config.num_key_value_heads, config.head_dim)
+        cache = PagedCache(*(torch.zeros(shape, dtype=dtype, device=device) for _ in "kv"))
+        self.block_bytes = 2 * cache.keys[:, 0].numel() * cache.keys.element_size()
+        kinds: dict[Attention, type[PlainAttention | KernelAttention | FlashInferAttention]] = {
+            "plain": PlainAttention,
+            "kernel": KernelAttention,
+            "flashinfer": FlashInferAttention,
+        }
+        self._attention: StepAttention = kinds[attention](config, cache)
+        self._graphs = None
+        if capture is not None:
+            longest = -(-self.max_model_len // block_size)
+            self._graphs = DecodeGraphs(
+                self._decoder, config, cache, spare_block=num_blocks, max_blocks=longest, capture=capture
+            )
 
     def execute(self, output: SchedulerOutput) -> ModelRunnerOutput:
         """See ModelRunner."""
         if not output.requests:
             return ModelRunnerOutput(np.zeros((0, self.vocab_size), dtype=np.float32))
         inputs = flatten(output.requests)
-        ids, positions, rows = (
-            torch.from_numpy(a).to(self._device).long()
-            for a in (inputs.input_ids, inputs.position_ids, inputs.logits_indices)
-        )
-        attend = (_PlainAttention if self._attention == "plain" else _KernelAttention)(self, inputs)
-        with torch.inference_mode():
-            logits = self._decoder(ids, positions, attend, rows)
-        return ModelRunnerOutput(logits.cpu().numpy())
+        with torch.inference_mode(), self._on_device():
+            if self._graphs is not None and self._graphs.take(inputs):
+                logits = self._graphs.run(inputs)
+            else:
+                arrays = (inputs.input_ids, inputs.position_ids, inputs.logits_indices)
+                ids, positions, rows = (torch.from_numpy(array).to(self._device).long() for array in arrays)
+                logits = self._decoder(ids, positions, self._attention.prepare(inputs), rows)
+            return ModelRunnerOutput(logits.cpu().numpy())
+
+    def _on_device(self) -> AbstractContextManager[None]:
+        """Kernels are launched on the current GPU, whatever the tensors say."""
+        return torch.cuda.device(self._device) if self._device.type == "cuda" else nullcontext()
 
     def close(self) -> None:
         """Frees weights and cache."""
-        del self._decoder, self.keys, self.values
-
-
-class _PagedAttention:
-    """One step's attention over the block tables: new keys and values go to their slots, then tokens attend."""
-
-    def __init__(self, runner: TorchRunner, inputs: StepInputs) -> None:
-        self._runner, self._inputs = runner, inputs
-        self._tables = np.split(inputs.block_indices, inputs.block_indices_begins[1:-1])
-        counts = np.diff(inputs.subsequence_begins)
-        request = np.repeat(np.arange(len(counts)), counts)
-        place = inputs.block_indices_begins[request] + inputs.position_ids // runner.block_size
-        device = runner.keys.device
-        self._blocks = torch.from_numpy(inputs.block_indices[place]).to(device).long()
-        self._offsets = torch.from_numpy(inputs.position_ids % runner.block_size).to(device).long()
-
-    def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        runner = self._runner
-        runner.keys[layer][self._blocks, self._offsets] = key
-        runner.values[layer][self._blocks, self._offsets] = value
-        return self._attend(layer, query, runner.keys[layer], runner.values[layer])
-
-    def _attend(self, layer: int, query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-        raise NotImplementedError
-
-
-class _PlainAttention(_PagedAttention):
-    """Gathers what each request sees."""
-
-    def _attend(self, layer: int, query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-        begins, attended = self._inputs.subsequence_begins.tolist(), []
-        for i, (table, past) in enumerate(zip(self._tables, self._inputs.past_lens.tolist(), strict=True)):
-            chunk = query[begins[i] : begins[i + 1]]
-            blocks = torch.from_numpy(table).to(keys.device).long()
-            seen_keys, seen_values = (cache[blocks].flatten(0, 1)[: past + len(chunk)] for cache in (keys, values))
-            attended.append(plain_attention(self._runner.config, layer, chunk, seen_keys, seen_values, past))
-        return torch.cat(attended)
-
-
-class _KernelAttention(_PagedAttention):
-    """Hands the tables to the kernel."""
-
-    def __init__(self, runner: TorchRunner, inputs: StepInputs) -> None:
-        super().__init__(runner, inputs)
-        padded = np.zeros((len(self._tables), max(map(len, self._tables))), dtype=np.int32)
-        for row, table in zip(padded, self._tables, strict=True):
-            row[: len(table)] = table
-        self._padded = torch.from_numpy(padded).to(runner.keys.device)
-        self._past = torch.from_numpy(inputs.past_lens).to(runner.keys.device)
-
-    def _attend(self, layer: int, query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-        from backends.llm.runners.paged_attention import paged_attention
-
-        config = self._runner.config
-        return paged_attention(
-            query.contiguous(),
-            keys,
-            values,
-            self._padded,
-            torch.from_numpy(self._inputs.subsequence_begins),
-            self._past,
-            scale=config.query_scale,
-            softcap=config.attention_softcap,
-            sliding_window=config.sliding_window if is_windowed(config, layer) else None,
-        )
+        del self._decoder, self._attention, self._graphs

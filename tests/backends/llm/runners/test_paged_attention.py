@@ -41,6 +41,7 @@ def plain_attention(query, keys, values, past, scale, softcap, window):
 
 def compare(name: str, device: str) -> None:
     from backends.llm.runners.paged_attention import paged_attention
+    from backends.llm.runners.tiles import Tiles
 
     heads, kv_heads, dim, block_size, lengths, softcap, window, dtype = CASES[name]
     generator = torch.Generator().manual_seed(len(name))
@@ -67,8 +68,8 @@ def compare(name: str, device: str) -> None:
         key_cache.to(device),
         value_cache.to(device),
         block_tables.to(device),
-        begins,
         torch.tensor([past for past, _ in lengths], dtype=torch.int32, device=device),
+        Tiles.of(begins, heads // kv_heads, device),
         scale=dim**-0.5,
         softcap=softcap,
         sliding_window=window,

@@ -91,7 +91,7 @@ MODELS = {
 }
 
 
-def build(name: str) -> tuple[torch.nn.Module, LoadedModel]:
+def build(name: str, head_dim: int = HEAD_DIM) -> tuple[torch.nn.Module, LoadedModel]:
     """Returns the model of transformers in float32, and ours with the same weights."""
     import transformers as hf
 
@@ -105,13 +105,14 @@ def build(name: str) -> tuple[torch.nn.Module, LoadedModel]:
     tiny = MODELS[name]
     make_config, make_model = classes[tiny.architecture]
     torch.manual_seed(7)
-    config = make_config(**{**SIZES, **tiny.theirs}, attn_implementation="eager")
+    sizes = {**SIZES, "head_dim": head_dim}
+    config = make_config(**{**sizes, **tiny.theirs}, attn_implementation="eager")
     theirs = make_model(config).eval()
     with torch.no_grad():  # the default initialisation is so small that attention hardly matters
         for key, parameter in theirs.named_parameters():
             spread = 0.5 if "norm" in key or "bias" in key else 0.15
             parameter.add_(torch.randn(parameter.shape) * spread)
-    fields = {"rope_theta": 10000.0, "query_scale": HEAD_DIM**-0.5, **SIZES, **tiny.ours}
+    fields = {"rope_theta": 10000.0, "query_scale": head_dim**-0.5, **sizes, **tiny.ours}
     state = {key: DenseWeight(value.numpy()) for key, value in theirs.state_dict().items()}
     return theirs, LoadedModel(DecoderConfig(architecture=tiny.architecture, **fields), state, "F32", {})
 
