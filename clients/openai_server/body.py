@@ -41,12 +41,13 @@ class BodyReader:
         """Returns the whole body.
 
         Raises:
-            ApiError: 413 for one that is too long, 415 for one that is no JSON by its own account, 408 for one that
-                comes too slowly, 503 when too much is being read at once.
+            ApiError: 413 for one that is too long, 415 for one that is no plain JSON by its own account, 408 for one
+                that comes too slowly, 503 when too much is being read at once.
             ClientGone: the connection ended first.
         """
         headers = dict(scope["headers"])
         _check_type(headers.get(b"content-type", b""))
+        _check_encoding(headers.get(b"content-encoding", b""))
         declared = headers.get(b"content-length", b"0")
         if declared.isdigit() and int(declared[:20]) > self._limits.body_bytes:
             raise self._too_long()
@@ -173,6 +174,17 @@ def _check_type(content_type: bytes) -> None:
         shown = kind.decode("latin-1")[:80]
         raise ApiError(
             415, f"the content type is {shown!r}; allowed: 'application/json'", code="unsupported_media_type"
+        )
+
+
+def _check_encoding(content_encoding: bytes) -> None:
+    # A megabyte may be the gzip of a gigabyte.
+    if content_encoding.strip().lower() not in (b"", b"identity"):
+        shown = content_encoding.decode("latin-1")[:80]
+        raise ApiError(
+            415,
+            f"the content encoding is {shown!r}; send the body as it is",
+            code="unsupported_media_type",
         )
 
 

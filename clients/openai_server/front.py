@@ -47,10 +47,12 @@ class Front:
         record = RequestRecord(_request_id(headers), scope["method"], scope["path"])
         put_record(scope, record)
         answer = _Answer(record, send)
+        # HEAD is GET whose body the server leaves out: load balancers ask for a server's health so.
+        asked = {**scope, "method": "GET"} if scope["method"] == "HEAD" else scope
         with self._metrics.in_progress():
             try:
                 self._check_key(scope["path"], headers)
-                await self._app(scope, receive, answer.send)
+                await self._app(asked, receive, answer.send)
             except ApiError as error:
                 await answer.fail(error)
             except ClientGone:
@@ -61,7 +63,7 @@ class Front:
                 log.exception("request %s failed", record.request_id)
                 await answer.fail(internal_error(type(error).__name__))
             finally:
-                self._metrics.observe(record, scope)
+                self._metrics.observe(record, asked)
                 _write_line(record)
 
     def _check_key(self, path: str, headers: dict[bytes, bytes]) -> None:

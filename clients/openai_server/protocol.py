@@ -6,6 +6,7 @@ import asyncio
 import logging
 from typing import Any
 
+import httptools
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from clients.openai_server.body import CHUNK_COUNT
@@ -23,6 +24,8 @@ class LimitedProtocol(HttpToolsProtocol):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        self.parser = _Parser(self)
+        self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn has it
         self._in_head = True
         self._head_bytes = 0  # of the reads in which the head came: at least what it has
         self._named_bytes = 0  # of the head's parts that are complete
@@ -69,6 +72,8 @@ class LimitedProtocol(HttpToolsProtocol):
         super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
+        if self.wants_upgrade():
+            return  # it comes again without the wish
         self._in_head = False
         self._head_bytes = 0
         self._stop_head_timer()
@@ -90,8 +95,20 @@ class LimitedProtocol(HttpToolsProtocol):
         super().on_body(body)
 
     def on_message_complete(self) -> None:
-        if not self._refused:
+        if not self._refused and not self.wants_upgrade():
             super().on_message_complete()
+
+    # Other protocols
+
+    def wants_upgrade(self) -> bool:
+        """Returns whether the request whose head was read asks for another protocol, if there is one here."""
+        return bool(self.parser.should_upgrade()) and any(name == b"upgrade" for name, _ in self.headers)
+
+    def head_without_upgrade(self) -> bytes:
+        """Returns the head that was read, as a client writes it that asks for no other protocol."""
+        lines = [b"%s %s HTTP/%s" % (self.parser.get_method(), self.url, self.parser.get_http_version().encode())]
+        lines += [b"%s: %s" % (name, value) for name, value in self.headers if name != b"upgrade"]
+        return b"\r\n".join([*lines, b"", b""])
 
     # Flow control
 
@@ -148,6 +165,26 @@ class LimitedProtocol(HttpToolsProtocol):
         if self._head_timer is not None:
             self._head_timer.cancel()
             self._head_timer = None
+
+
+class _Parser(httptools.HttpRequestParser):
+    """Reads a request that asks for another protocol as if it did not, which every server may.
+
+    Java's own client asks for HTTP/2 with each request. The parser would take its body for the other protocol.
+    """
+
+    def __init__(self, protocol: LimitedProtocol) -> None:
+        super().__init__(protocol)
+        self._protocol = protocol
+
+    def feed_data(self, data: bytes) -> None:
+        while True:
+            try:
+                return super().feed_data(data)
+            except httptools.HttpParserUpgrade as upgrade:
+                if not self._protocol.wants_upgrade():
+                    raise  # CONNECT
+                data = self._protocol.head_without_upgrade() + data[upgrade.args[0] :]
 
 
 def with_limits(limits: Limits) -> type[LimitedProtocol]:

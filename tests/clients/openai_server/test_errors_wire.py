@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import signal
 import subprocess
@@ -135,6 +136,14 @@ def test_other_content_types_are_refused(front: Served) -> None:
         assert answer.status == 415 and answer.error["code"] == "unsupported_media_type"
     body = {"model": "scripted", "prompt": "x"}
     assert call(front, "POST", "/v1/completions", body, content_type="Application/JSON; charset=utf-8").status == 200
+
+
+def test_bodies_that_are_compressed_are_refused_by_their_head(front: Served) -> None:
+    body = {"model": "scripted", "prompt": "x"}
+    answer = call(front, "POST", "/v1/completions", gzip.compress(json.dumps(body).encode()), content_encoding="gzip")
+    assert answer.status == 415 and answer.error["code"] == "unsupported_media_type"
+    assert "content encoding is 'gzip'" in answer.error["message"]
+    assert call(front, "POST", "/v1/completions", body, content_encoding="identity").status == 200
 
 
 def test_a_prompt_that_cannot_fit_is_refused_before_it_is_tokenised(front: Served) -> None:

@@ -29,6 +29,16 @@ def test_health_is_tritons(front: Served) -> None:
     assert (answer.status, answer.json) == (200, {"status": "ok"})
 
 
+def test_head_is_get_without_its_body(front: Served) -> None:
+    before = _counted(front, "http_requests_total", handler="/health", status="200")
+    for path, status in (("/health", 200), ("/v1/models", 200), ("/v1/nothing", 404), ("/v1/completions", 405)):
+        head, get = call(front, "HEAD", path), call(front, "GET", path)
+        assert (head.status, head.body) == (status, b"")
+        assert head.headers["content-type"] == get.headers["content-type"]
+        assert int(head.headers["content-length"]) > 0
+    assert _counted(front, "http_requests_total", handler="/health", status="200") == before + 2
+
+
 def test_h11_metrics_are_tritons_and_its_own(front: Served) -> None:
     def seen() -> list[float]:
         return [
