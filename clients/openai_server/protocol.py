@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from array import array
 from typing import Any
 
 import httptools
@@ -177,14 +178,14 @@ class _Parser(httptools.HttpRequestParser):
         super().__init__(protocol)
         self._protocol = protocol
 
-    def feed_data(self, data: bytes) -> None:
+    def feed_data(self, data: bytes | bytearray | memoryview | array[int]) -> None:
         while True:
             try:
                 return super().feed_data(data)
             except httptools.HttpParserUpgrade as upgrade:
                 if not self._protocol.wants_upgrade():
                     raise  # CONNECT
-                data = self._protocol.head_without_upgrade() + data[upgrade.args[0] :]
+                data = self._protocol.head_without_upgrade() + bytes(data[upgrade.args[0] :])
 
 
 def with_limits(limits: Limits) -> type[LimitedProtocol]:
