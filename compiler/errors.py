@@ -33,8 +33,18 @@ class ModelkilnError(Exception):
     def __str__(self) -> str:
         return f"{self.message}\n  hint: {self.hint}" if self.hint else self.message
 
+    def __reduce__(self) -> tuple[object, ...]:
+        # Pickles, on their way between processes, would else call the class with the message alone.
+        return _restored, (type(self), self.args, vars(self))
+
     def to_json(self) -> dict[str, object]:
         return {"kind": self.kind, "message": self.message, "hint": self.hint, "exit_code": self.exit_code}
+
+
+def _restored(kind: type[ModelkilnError], args: tuple[object, ...], state: dict[str, object]) -> ModelkilnError:
+    error = kind.__new__(kind, *args)
+    error.__dict__.update(state)
+    return error
 
 
 class ModelRefused(ModelkilnError):

@@ -4,8 +4,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from backends.llm.plain_values import plain_integer
+
 POLICIES = ("fcfs", "priority", "longest_prefix_match", "fair")
 BATCHING = ("continuous", "static")
+_LEAST = {
+    "max_num_seqs": 1,
+    "max_num_batched_tokens": 1,
+    "max_model_len": 1,
+    "long_prefill_token_threshold": 1,
+    "max_waiting": 0,
+}
+_OPTIONAL = ("long_prefill_token_threshold", "max_waiting")
 
 
 @dataclass(frozen=True)
@@ -38,17 +48,21 @@ class SchedulerConfig:
     enable_prefix_cache: bool = True
 
     def __post_init__(self) -> None:
-        for name in ("max_num_seqs", "max_num_batched_tokens", "max_model_len", "long_prefill_token_threshold"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"{name} is {value}, at least 1 is needed")
+        for name, least in _LEAST.items():
+            given = getattr(self, name)
+            if given is None and name in _OPTIONAL:
+                continue
+            value = plain_integer(given)
+            if value is None or value < least:
+                raise ValueError(f"{name} is {given!r}, an integer of at least {least} is needed")
+            object.__setattr__(self, name, value)
+        if not isinstance(self.enable_prefix_cache, bool):
+            raise ValueError(f"enable_prefix_cache is {self.enable_prefix_cache!r}, true or false is needed")
         if self.max_num_batched_tokens < self.max_num_seqs:
             raise ValueError(
                 f"max_num_batched_tokens is {self.max_num_batched_tokens}, less than max_num_seqs {self.max_num_seqs}: "
                 "a step must have room for one token of every running request"
             )
-        if self.max_waiting is not None and self.max_waiting < 0:
-            raise ValueError(f"max_waiting is {self.max_waiting}, 0 or more is needed")
         for name, allowed in (("policy", POLICIES), ("batching", BATCHING)):
             if getattr(self, name) not in allowed:
                 raise ValueError(f"{name} is '{getattr(self, name)}', one of {', '.join(allowed)} is needed")

@@ -12,7 +12,7 @@ from backends.llm.engine.admission import check_deadline
 from backends.llm.engine.config import SchedulerConfig
 from backends.llm.engine.kv_cache_manager import KVCacheManager
 from backends.llm.engine.live_requests import LiveRequests
-from backends.llm.engine.new_requests import Prompt, RequestMaker
+from backends.llm.engine.new_requests import Prompt, RequestMaker, check_fields
 from backends.llm.engine.offline import answer_all, params_for_each
 from backends.llm.engine.outputs import BlockId, RequestId, ScheduledRequest, SchedulerOutput
 from backends.llm.engine.request import FinishReason
@@ -69,6 +69,7 @@ class LLMEngine:
             self._speculator = Speculator(proposer, num_draft_tokens, self._step_times, clock_ns)
         self._live = LiveRequests(self.scheduler, self._speculator)
         self._num_steps = self._num_computed = self._num_generated = 0
+        self._is_closed = False
 
     @classmethod
     def load(cls, path: str | Path, **engine_config: Any) -> LLMEngine:
@@ -134,7 +135,12 @@ class LLMEngine:
             InvalidRequest: a value is not allowed for this model.
             RequestRefused: it can never fit, too many wait, or the deadline cannot be met.
         """
-        params = params or SamplingParams()
+        if self._is_closed:
+            raise RequestRefused("the engine is closed; load the model again", "invalid")
+        params = SamplingParams() if params is None else params
+        check_fields(
+            request_id, params, priority=priority, client=client, deadline_ms=deadline_ms, cache_salt=cache_salt
+        )
         params.check_vocabulary(self._runner.vocab_size)
         if request_id in self._live.groups:
             raise RequestRefused(f"request id '{request_id}' is in use", "invalid")
@@ -185,7 +191,7 @@ class LLMEngine:
 
     def generate(
         self,
-        prompts: Sequence[Prompt],
+        prompts: str | Sequence[Prompt],
         params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         progress: bool = True,
@@ -193,7 +199,7 @@ class LLMEngine:
         """Answers a batch of prompts; the engine must have nothing else to do.
 
         Args:
-            prompts: texts or token ids.
+            prompts: texts or token ids; a text alone is one prompt.
             params: for all, or one for each.
             progress: show a bar on stderr where that is a terminal.
 
@@ -201,8 +207,16 @@ class LLMEngine:
             One result for each prompt, in order.
 
         Raises:
-            InvalidRequest, RequestRefused: one of the prompts is not taken; none is computed then.
+            InvalidRequest, RequestRefused: one of the prompts is not taken, or other requests are on their way, whose
+                outputs nobody would see; nothing is computed then.
         """
+        if self.has_requests:
+            raise RequestRefused(
+                f"generate() wants an engine with nothing else to do, {len(self._live.groups)} requests are on their "
+                "way; end them with step() or abort() first",
+                "invalid",
+            )
+        prompts = [prompts] if isinstance(prompts, str) else list(prompts)
         each = params_for_each(params, len(prompts))
         request_ids = [f"generate-{self._num_generated + i}" for i in range(len(prompts))]
         self._num_generated += len(prompts)
@@ -239,7 +253,10 @@ class LLMEngine:
         return float(getattr(self._runner, "compile_seconds", 0.0))
 
     def close(self) -> None:
-        """Ends all requests and frees the model and the cache."""
+        """Ends all requests and frees the model and the cache; a second time it does nothing."""
+        if self._is_closed:
+            return
+        self._is_closed = True
         for request_id in list(self._live.groups):
             self.abort(request_id)
         self._grammars.close()

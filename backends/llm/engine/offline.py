@@ -22,12 +22,20 @@ def params_for_each(
     """Returns one set of parameters for each prompt.
 
     Raises:
-        InvalidRequest: they are not as many as the prompts.
+        InvalidRequest: they are something else, or not as many as the prompts.
     """
     if params is None or isinstance(params, SamplingParams):
         return [params or SamplingParams()] * num_prompts
+    if isinstance(params, str | Mapping) or not isinstance(params, Sequence):
+        raise InvalidRequest(
+            f"params is {repr(params)[:80]}; allowed: SamplingParams for all prompts, or one for each", param="params"
+        )
     if len(params) != num_prompts:
-        raise InvalidRequest(f"{len(params)} sampling parameters for {num_prompts} prompts", param="params")
+        raise InvalidRequest(
+            f"there are {len(params)} sampling parameters for {num_prompts} prompts; allowed: one for each, or one "
+            "for all",
+            param="params",
+        )
     return params
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -17,6 +18,7 @@ from backends.llm.models.decoder import Decoder
 from backends.llm.runners import flashinfer_attention
 from backends.llm.runners.decode_graphs import Capture, DecodeGraphs, cuda_capture
 from backends.llm.runners.flashinfer_attention import FlashInferAttention
+from backends.llm.runners.option_values import take_flags, take_integers
 from backends.llm.runners.step_attention import KernelAttention, PagedCache, PlainAttention, StepAttention
 from backends.llm.runners.step_inputs import flatten
 from compiler.errors import EnvironmentLacks, UsageError
@@ -51,9 +53,12 @@ class TorchOptions:
         for name, kinds in (("dtype", Precision), ("attention", Attention)):
             if getattr(self, name) not in get_args(kinds):
                 raise UsageError(f"{name} is {getattr(self, name)!r}; allowed: {', '.join(get_args(kinds))}")
-        if type(self.cuda_graphs) is not bool:
-            raise UsageError(f"cuda_graphs is {self.cuda_graphs!r}; allowed: true, false")
-        if self.device.partition(":")[0] not in ("cpu", "cuda"):
+        take_flags(self, ("cuda_graphs",))
+        take_integers(
+            self,
+            {"kv_cache_bytes": (1, "a number of bytes, more than 0"), "block_size": (1, "1 and more")},
+        )
+        if not isinstance(self.device, str) or not re.fullmatch(r"cpu|cuda(:\d+)?", self.device):
             raise UsageError(f"device is {self.device!r}; allowed: cpu, cuda, cuda:N")
         on_gpu = self.device != "cpu"
         wants_kernel = self.attention == "kernel" or (on_gpu and self.attention != "plain")

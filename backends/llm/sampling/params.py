@@ -7,7 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
 from backends.llm.errors import InvalidRequest
+from backends.llm.plain_values import plain_flag, plain_integer, plain_number
 from backends.llm.sampling.structured_outputs import StructuredOutputs, structured_outputs_from
 
 MAX_ANSWERS = 128
@@ -38,7 +41,7 @@ class SamplingParams:
         logprobs: how many alternatives to report for each token, at most 20; 0 is the chosen one alone, None is none.
         prompt_logprobs: the same for the prompt's tokens.
         include_stop_str_in_output, skip_special_tokens: of the text.
-        logit_bias: added to the logits, by token, -100 to 100.
+        logit_bias: added to the logits, by token, -100 to 100. None is none, as of the stops.
         structured_outputs: a language that the answer belongs to; the JSON form of `structured_outputs_from` is taken
             too. The answer ends where its grammar is complete, also before `min_tokens`.
 
@@ -64,29 +67,31 @@ class SamplingParams:
     prompt_logprobs: int | None = None
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
-    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    logit_bias: Mapping[int, float] = field(default_factory=dict, hash=False)
     structured_outputs: StructuredOutputs | None = None
 
     def __post_init__(self) -> None:
-        _check_integer("n", self.n, 1, MAX_ANSWERS)
-        _check_number("temperature", self.temperature, 0.0)
-        _check_integer("top_k", self.top_k, -1)
-        _check_number("top_p", self.top_p, 0.0, 1.0, above_low=True)
-        _check_number("min_p", self.min_p, 0.0, 1.0)
-        _check_number("repetition_penalty", self.repetition_penalty, 0.01, 100.0)
-        _check_number("presence_penalty", self.presence_penalty, -2.0, 2.0)
-        _check_number("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
+        self._take_integer("n", 1, MAX_ANSWERS)
+        self._take_number("temperature", 0.0)
+        self._take_integer("top_k", -1)
+        self._take_number("top_p", 0.0, 1.0, above_low=True)
+        self._take_number("min_p", 0.0, 1.0)
+        self._take_number("repetition_penalty", 0.01, 100.0)
+        self._take_number("presence_penalty", -2.0, 2.0)
+        self._take_number("frequency_penalty", -2.0, 2.0)
         if self.seed is not None:
-            _check_integer("seed", self.seed, -(2**63), 2**63 - 1)
+            self._take_integer("seed", -(2**63), 2**63 - 1)
         if self.max_tokens is not None:
-            _check_integer("max_tokens", self.max_tokens, 1)
-        _check_integer("min_tokens", self.min_tokens, 0, self.max_tokens)
+            self._take_integer("max_tokens", 1)
+        self._take_integer("min_tokens", 0, self.max_tokens)
         for name in ("logprobs", "prompt_logprobs"):
             if getattr(self, name) is not None:
-                _check_integer(name, getattr(self, name), 0, MAX_LOGPROBS)
+                self._take_integer(name, 0, MAX_LOGPROBS)
         for name in ("ignore_eos", "include_stop_str_in_output", "skip_special_tokens"):
-            if not isinstance(getattr(self, name), bool):
+            flag = plain_flag(getattr(self, name))
+            if flag is None:
                 raise _refusal(name, getattr(self, name), "true or false")
+            object.__setattr__(self, name, flag)
         object.__setattr__(self, "stop", _stop_strings(self.stop))
         object.__setattr__(self, "stop_token_ids", _stop_tokens(self.stop_token_ids))
         object.__setattr__(self, "logit_bias", _logit_bias(self.logit_bias))
@@ -113,6 +118,23 @@ class SamplingParams:
                 if token_id >= vocab_size:
                     raise _refusal(name, token_id, f"token ids from 0 to {vocab_size - 1}, the model's vocabulary")
 
+    def _take_integer(self, name: str, low: int, high: int | None = None) -> None:
+        allowed = f"an integer from {low} to {high}" if high is not None else f"an integer of {low} or more"
+        value = plain_integer(getattr(self, name))
+        if value is None or value < low or (high is not None and value > high):
+            raise _refusal(name, getattr(self, name), allowed)
+        object.__setattr__(self, name, value)
+
+    def _take_number(self, name: str, low: float, high: float | None = None, *, above_low: bool = False) -> None:
+        allowed = f"a number above {low:g}" if above_low else f"a number of {low:g} or more"
+        allowed += "" if high is None else f", up to {high:g}"
+        value = plain_number(getattr(self, name))
+        # Comparisons alone: NaN fails each of them, and an integer too large for a float is no special case.
+        inside = value is not None and low <= value <= (sys.float_info.max if high is None else high)
+        if not inside or (above_low and value == low):
+            raise _refusal(name, getattr(self, name), allowed)
+        object.__setattr__(self, name, value)
+
 
 def _refusal(name: str, value: object, allowed: str) -> InvalidRequest:
     seen = repr(value)
@@ -121,24 +143,9 @@ def _refusal(name: str, value: object, allowed: str) -> InvalidRequest:
     return InvalidRequest(f"{name} is {seen}; allowed: {allowed}", param=name)
 
 
-def _check_integer(name: str, value: Any, low: int, high: int | None = None) -> None:
-    allowed = f"an integer from {low} to {high}" if high is not None else f"an integer of {low} or more"
-    if type(value) is not int or value < low or (high is not None and value > high):
-        raise _refusal(name, value, allowed)
-
-
-def _check_number(name: str, value: Any, low: float, high: float | None = None, *, above_low: bool = False) -> None:
-    allowed = f"a number above {low:g}" if above_low else f"a number of {low:g} or more"
-    allowed += "" if high is None else f", up to {high:g}"
-    # Comparisons alone: NaN fails each of them, and an integer too large for a float is no special case.
-    inside = type(value) in (int, float) and low <= value <= (sys.float_info.max if high is None else high)
-    if not inside or (above_low and value == low):
-        raise _refusal(name, value, allowed)
-
-
 def _stop_strings(stop: Any) -> tuple[str, ...]:
     allowed = f"up to {MAX_STOP_STRINGS} strings of 1 to {MAX_STOP_CHARACTERS} characters"
-    strings = (stop,) if isinstance(stop, str) else stop
+    strings = (stop,) if isinstance(stop, str) else () if stop is None else stop
     if not isinstance(strings, Sequence) or len(strings) > MAX_STOP_STRINGS:
         raise _refusal("stop", stop, allowed)
     for text in strings:
@@ -149,21 +156,28 @@ def _stop_strings(stop: Any) -> tuple[str, ...]:
 
 def _stop_tokens(token_ids: Any) -> tuple[int, ...]:
     allowed = f"up to {MAX_STOP_TOKENS} token ids of 0 or more"
-    if isinstance(token_ids, str) or not isinstance(token_ids, Sequence) or len(token_ids) > MAX_STOP_TOKENS:
+    given = () if token_ids is None else token_ids
+    if isinstance(given, str) or not isinstance(given, Sequence | np.ndarray) or len(given) > MAX_STOP_TOKENS:
         raise _refusal("stop_token_ids", token_ids, allowed)
-    for token_id in token_ids:
-        if type(token_id) is not int or token_id < 0:
-            raise _refusal("stop_token_ids", token_id, allowed)
-    return tuple(token_ids)
+    return tuple(_token_id("stop_token_ids", token_id, allowed) for token_id in given)
 
 
 def _logit_bias(logit_bias: Any) -> dict[int, float]:
     allowed = f"token ids of 0 or more, each with a number from -{MAX_LOGIT_BIAS:g} to {MAX_LOGIT_BIAS:g}"
-    if not isinstance(logit_bias, Mapping):
+    given = {} if logit_bias is None else logit_bias
+    if not isinstance(given, Mapping):
         raise _refusal("logit_bias", logit_bias, allowed)
-    for token_id, bias in logit_bias.items():
-        if type(token_id) is not int or token_id < 0:
-            raise _refusal("logit_bias", token_id, allowed)
-        if type(bias) not in (int, float) or not abs(bias) <= MAX_LOGIT_BIAS:
+    taken = {}
+    for token_id, bias in given.items():
+        number = plain_number(bias)
+        if number is None or not abs(number) <= MAX_LOGIT_BIAS:
             raise _refusal("logit_bias", bias, allowed)
-    return dict(logit_bias)
+        taken[_token_id("logit_bias", token_id, allowed)] = number
+    return taken
+
+
+def _token_id(name: str, value: Any, allowed: str) -> int:
+    token_id = plain_integer(value)
+    if token_id is None or token_id < 0:
+        raise _refusal(name, value, allowed)
+    return token_id

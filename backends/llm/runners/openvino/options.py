@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args
 
+from backends.llm.runners.option_values import check_paths, take_flags, take_integers
 from compiler.errors import UsageError
 
 WeightFormat = Literal["u8_rows", "u4", "u8", "bf16", "f32", "stored"]
@@ -46,7 +47,12 @@ class OpenVinoOptions:
             if getattr(self, name) not in get_args(kinds):
                 allowed = ", ".join(get_args(kinds))
                 raise UsageError(f"{name} is {getattr(self, name)!r}; allowed: {allowed}")
-        if self.num_threads < 0:
-            raise UsageError(f"num_threads is {self.num_threads}; allowed: 0 (OpenVINO's choice) and more")
-        if self.kv_cache_bytes <= 0:
-            raise UsageError(f"kv_cache_bytes is {self.kv_cache_bytes}; allowed: more than 0")
+        take_integers(
+            self,
+            {
+                "num_threads": (0, "0 (OpenVINO's choice) and more"),
+                "kv_cache_bytes": (1, "a number of bytes, more than 0"),
+            },
+        )
+        take_flags(self, ("exact", "batch_invariant"))
+        check_paths(self, ("cache_dir", "graph_dir"))

@@ -260,7 +260,7 @@ def test_a_row_of_nan_fails_its_request_and_no_other():
         result = real(output)
         rows = np.cumsum([0, *(r.num_logits for r in output.requests)])
         for scheduled, first in zip(output.requests, rows, strict=False):
-            if scheduled.request_id == "bad" and scheduled.num_computed_tokens > 6:
+            if scheduled.request_id == "0/bad" and scheduled.num_computed_tokens > 6:
                 result.logits[first] = np.nan
         return result
 
@@ -286,7 +286,7 @@ def test_nan_in_the_logits_of_a_prompt_fails_its_request_and_no_other(position):
         first = 0
         for r in output.requests:
             row = first + position - (r.num_computed_tokens + len(r.token_ids) - r.num_logits)
-            if r.request_id == "bad" and first <= row < first + r.num_logits:
+            if r.request_id == "0/bad" and first <= row < first + r.num_logits:
                 result.logits[row, 5] = np.nan
             first += r.num_logits
         return result
@@ -321,7 +321,117 @@ def test_wrong_requests_are_refused_by_name():
     engine.add_request("a", "hello")
     with pytest.raises(RequestRefused, match="'a' is in use"):
         engine.add_request("a", "hello")
+    run(engine)
     assert len(engine.generate(["hello"])) == 1
+
+
+@pytest.mark.parametrize("prompt", [[1.5, 2], [True, 2], ["a"], b"abc", None, 7, {"a": 1}, [np.array([1, 2])]])
+def test_what_is_no_prompt_is_refused_before_a_step(prompt):
+    engine = make_engine()
+    with pytest.raises(InvalidRequest, match=r"prompt is .*; allowed: ") as error:
+        engine.add_request("a", prompt)
+    assert error.value.param == "prompt" and not engine.has_requests
+
+
+@pytest.mark.parametrize("prompt", [np.array([5, 6, 7]), [np.int64(5), np.int32(6), np.uint8(7)], range(5, 8)])
+def test_integers_of_numpy_are_token_ids(prompt):
+    (result,) = make_engine().generate([prompt], SamplingParams(max_tokens=3, ignore_eos=True))
+    assert list(result.outputs[0].token_ids) == plain_answer([5, 6, 7], 3)
+    assert [type(i) for i in result.prompt_token_ids] == [int] * 3
+
+
+def test_a_text_alone_is_one_prompt_and_not_a_prompt_for_each_letter():
+    params = SamplingParams(max_tokens=3, ignore_eos=True)
+    (result,) = make_engine().generate("hello", params)
+    assert result.outputs == make_engine().generate(["hello"], params)[0].outputs
+
+
+def test_a_token_of_the_tokenizer_that_the_model_does_not_have_is_refused():
+    engine = make_engine()
+    with pytest.raises(InvalidRequest, match=r"token id 158, which its tokenizer has and the model has not"):
+        engine.add_request("a", "ab\u00ff")
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("request_id", 5),
+        ("params", {"max_tokens": 3}),
+        ("priority", "high"),
+        ("priority", float("nan")),
+        ("client", None),
+        ("cache_salt", b"x"),
+        ("deadline_ms", float("nan")),
+        ("deadline_ms", float("inf")),
+        ("deadline_ms", "5"),
+    ],
+)
+def test_arguments_of_the_wrong_type_are_refused_by_name_and_leave_nothing_behind(name, value):
+    engine = make_engine(policy="priority")
+    engine.add_request("other", "hello", priority=1)
+    with pytest.raises(InvalidRequest, match=f"{name} is ") as error:
+        engine.add_request(**{"request_id": "a", "prompt": "hello", name: value})
+    assert error.value.param == name
+    assert set(run(engine)) == {("other", 0)} and not engine.scheduler.has_requests
+
+
+@pytest.mark.parametrize("first", ["a", "a/1", "1/a"])
+def test_ids_of_users_never_meet_those_of_n_answers(first):
+    """The second of n answers starts in a step: an id that is in use there would end all requests."""
+    engine = make_engine()
+    for request_id in sorted(["a", "a/1", "1/a"], key=lambda i: i != first):
+        engine.add_request(request_id, "hello", SamplingParams(n=2 if request_id == "a" else 1))
+    assert set(run(engine)) == {("a", 0), ("a", 1), ("a/1", 0), ("1/a", 0)}
+
+
+def test_generate_does_not_swallow_the_outputs_of_other_requests():
+    engine = make_engine()
+    engine.add_request("mine", "hello")
+    with pytest.raises(RequestRefused, match="1 requests are on their way"):
+        engine.generate(["world"])
+    assert set(run(engine)) == {("mine", 0)}
+
+
+def test_parameters_that_are_neither_one_nor_a_list_are_refused():
+    with pytest.raises(InvalidRequest, match=r"params is \{'max_tokens': 3\}; allowed: SamplingParams"):
+        make_engine().generate(["hello"], {"max_tokens": 3})
+
+
+def test_an_engine_that_was_closed_says_so():
+    engine = make_engine()
+    closed = []
+    engine._runner.close = lambda: closed.append(True)
+    engine.close()
+    engine.close()
+    assert closed == [True] and engine.step() == []
+    with pytest.raises(RequestRefused, match="the engine is closed"):
+        engine.generate(["hello"])
+
+
+def test_an_end_token_beyond_the_models_vocabulary_is_no_stop_token():
+    """min_tokens bans end tokens by their place in the logits; this one has none."""
+    engine = make_engine()
+    engine.tokenizer.eos_token_ids = frozenset([END, VOCAB_SIZE + 3])
+    (result,) = engine.generate(["hello"], SamplingParams(min_tokens=4, max_tokens=4))
+    assert result.outputs[0].finish_reason == "length"
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("max_num_seqs", "8"),
+        ("max_num_seqs", 8.5),
+        ("max_model_len", True),
+        ("max_num_batched_tokens", None),
+        ("long_prefill_token_threshold", 0),
+        ("max_waiting", -1),
+        ("max_waiting", 1.5),
+        ("enable_prefix_cache", "no"),
+    ],
+)
+def test_limits_of_the_wrong_type_are_refused(name, value):
+    with pytest.raises(ValueError, match=f"{name} is {value!r}, "):
+        SchedulerConfig(**{name: value})
 
 
 def test_generate_computes_nothing_where_one_prompt_is_refused():

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import logging
 import math
+import pickle
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -202,3 +204,33 @@ def test_any_json_gives_params_or_the_typed_error(data: dict[str, Any]) -> None:
         assert error.param in {*SamplingParams.__dataclass_fields__, *data}
     else:
         assert params_from_json({"n": params.n}).n == params.n
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "plain"),
+    [
+        ("max_tokens", np.int64(3), 3),
+        ("seed", np.uint8(3), 3),
+        ("temperature", np.float32(0.5), 0.5),
+        ("top_p", np.float64(0.5), 0.5),
+        ("min_p", np.int32(1), 1),
+        ("ignore_eos", np.bool_(True), True),
+        ("stop_token_ids", np.array([1, 2]), (1, 2)),
+        ("logit_bias", {np.int64(1): np.float32(2)}, {1: 2.0}),
+        ("stop", None, ()),
+        ("stop_token_ids", None, ()),
+        ("logit_bias", None, {}),
+    ],
+)
+def test_numbers_of_numpy_become_pythons_own(name: str, value: Any, plain: Any) -> None:
+    got = getattr(SamplingParams(**{name: value}), name)
+    assert got == plain and type(got) is type(plain)
+
+
+def test_parameters_and_their_errors_go_through_pickles_and_sets() -> None:
+    params = SamplingParams(stop="a", logit_bias={1: 2}, structured_outputs={"regex": "a+"})  # type: ignore[arg-type]
+    assert pickle.loads(pickle.dumps(params)) == params and len({params, SamplingParams(), SamplingParams()}) == 2
+    with pytest.raises(InvalidRequest) as caught:
+        SamplingParams(n=0)
+    again = pickle.loads(pickle.dumps(caught.value))
+    assert type(again) is InvalidRequest and (again.param, str(again)) == ("n", str(caught.value))
