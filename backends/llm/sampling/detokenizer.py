@@ -21,10 +21,7 @@ class Detokenizer:
 
     def push(self, token_id: int) -> str:
         """Returns the characters that are complete with this token."""
-        data = self._tokenizer.token_bytes(token_id)
-        if not data and not self._skip_special_tokens:
-            data = self._tokenizer.decode([token_id], skip_special_tokens=False).encode()
-        return self._utf8.decode(data)
+        return self._utf8.decode(self._tokenizer.token_bytes(token_id, with_special=not self._skip_special_tokens))
 
     def finish(self) -> None:
         """Drops the beginning of a character that no token completed."""

@@ -117,7 +117,7 @@ class ResponseBuilder:
 
     def _described(self, token_id: int, logprob: float, rank: int) -> dict[str, Any]:
         data = self._tokenizer.token_bytes(token_id)
-        text = data.decode(errors="replace") if data else self._tokenizer.decode([token_id], skip_special_tokens=False)
+        text = (data or self._tokenizer.token_bytes(token_id, with_special=True)).decode(errors="replace")
         # JSON has no infinity; a token that cannot be has this log probability in the OpenAI API.
         return {
             "logprob": max(logprob, -9999.0),

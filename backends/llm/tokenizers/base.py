@@ -32,8 +32,8 @@ class Tokenizer(Protocol):
         """Returns the text of tokens; bytes that are no UTF-8 become U+FFFD."""
         ...
 
-    def token_bytes(self, token_id: int) -> bytes:
-        """Returns the bytes of one token, for streams and logprobs; empty for a special token."""
+    def token_bytes(self, token_id: int, *, with_special: bool = False) -> bytes:
+        """Returns the bytes of one token, for streams and logprobs; empty for a special one unless `with_special`."""
         ...
 
     def chat(

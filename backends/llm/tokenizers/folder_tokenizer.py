@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import tokenizers
-from tokenizers import processors
 
 from backends.llm.tokenizers.chat_template import MAX_TEMPLATE, ChatTemplate
 from backends.llm.tokenizers.failing import failing
@@ -24,6 +23,9 @@ _NAMED = ("bos_token", "eos_token", "unk_token", "pad_token")
 def load_folder_tokenizer(path: Path) -> TextTokenizer:
     """Reads the tokenizer and compiles its chat templates.
 
+    What stands before and behind a prompt is tokenizer.json's own rule. `add_bos_token` and `add_eos_token` beside it
+    are what it was once made from: they may be missing, null or out of date, and transformers does not read them.
+
     Raises:
         ModelRefused: a file is missing, damaged or a link, or the tokenizer's kind is not supported.
     """
@@ -34,7 +36,6 @@ def load_folder_tokenizer(path: Path) -> TextTokenizer:
     tokenizer.no_padding()
     settings = _optional(path, SETTINGS, shown)
     named = _named_tokens(_optional(path, "special_tokens_map.json", shown) | settings)
-    _set_ends(tokenizer, settings, named, shown)
     piece_bytes, strips_space = _how_pieces_become_bytes(tokenizer, f"{shown}/{TOKENIZER}")
     return TextTokenizer(
         tokenizer,
@@ -65,25 +66,6 @@ def _named_tokens(settings: Mapping[str, Any]) -> dict[str, str]:
         if isinstance(value, str):
             found[name] = value
     return found
-
-
-def _set_ends(
-    tokenizer: tokenizers.Tokenizer, settings: Mapping[str, Any], named: Mapping[str, str], shown: str
-) -> None:
-    """Makes the tokenizer add BOS and EOS as the settings say; where they do not, tokenizer.json's own rule stays."""
-    flags = ("add_bos_token", "add_eos_token")
-    if not any(flag in settings for flag in flags):
-        return
-    parts, ids = ["$A"], []
-    for flag, name in zip(flags, ("bos_token", "eos_token"), strict=True):
-        if not settings.get(flag) or name not in named:
-            continue
-        found = tokenizer.token_to_id(named[name])
-        if found is None:
-            raise ModelRefused(f"{shown}/{SETTINGS}: {name} is {named[name]!r}, which the vocabulary does not have")
-        ids.append((named[name], found))
-        parts = [named[name], *parts] if name == "bos_token" else [*parts, named[name]]
-    tokenizer.post_processor = processors.TemplateProcessing(single=parts, special_tokens=ids)
 
 
 def _how_pieces_become_bytes(tokenizer: tokenizers.Tokenizer, shown: str) -> tuple[Callable[[str], bytes], bool]:

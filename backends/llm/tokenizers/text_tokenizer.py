@@ -84,12 +84,24 @@ class TextTokenizer:
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Returns the text of tokens; bytes that are no UTF-8 become U+FFFD."""
-        data = b"".join(self._token_bytes(i, with_special=not skip_special_tokens) for i in token_ids)
+        data = b"".join(self.token_bytes(i, with_special=not skip_special_tokens) for i in token_ids)
         return data.decode(errors="replace").removeprefix(" " if self._strips_space else "")
 
-    def token_bytes(self, token_id: int) -> bytes:
-        """Returns the bytes of one token, for streams and logprobs; empty for a special token."""
-        return self._token_bytes(token_id, with_special=False)
+    def token_bytes(self, token_id: int, *, with_special: bool = False) -> bytes:
+        """Returns the bytes of one token, for streams and logprobs; empty for a special one unless `with_special`."""
+        added = self._added.get(token_id)
+        if added is not None and (with_special or not added.special):
+            return str(added.content).encode()
+        if added is not None:
+            return b""
+        found = self._bytes.get(token_id)
+        if found is None:
+            piece = self._tokenizer.id_to_token(token_id) if 0 <= token_id < self._vocab_size else None
+            if piece is None:
+                # A model's output may be wider than its vocabulary; such tokens have no text.
+                return b""
+            found = self._bytes[token_id] = self._piece_bytes(piece)
+        return found
 
     def chat(
         self,
@@ -126,21 +138,6 @@ class TextTokenizer:
         return self._templates[name].render(
             messages, tools=tools, add_generation_prompt=add_generation_prompt, special_tokens=self._special_tokens
         )
-
-    def _token_bytes(self, token_id: int, *, with_special: bool) -> bytes:
-        added = self._added.get(token_id)
-        if added is not None and (with_special or not added.special):
-            return str(added.content).encode()
-        if added is not None:
-            return b""
-        found = self._bytes.get(token_id)
-        if found is None:
-            piece = self._tokenizer.id_to_token(token_id) if 0 <= token_id < self._vocab_size else None
-            if piece is None:
-                # A model's output may be wider than its vocabulary; such tokens have no text.
-                return b""
-            found = self._bytes[token_id] = self._piece_bytes(piece)
-        return found
 
 
 def _is_unicode(text: str) -> bool:

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from backends.llm.errors import InvalidRequest
+from backends.llm.sampling.detokenizer import Detokenizer
 from backends.llm.tokenizers import load_tokenizer
 from backends.llm.tokenizers.text_tokenizer import TextTokenizer
 from compiler.errors import ModelRefused
@@ -115,6 +116,36 @@ def test_settings_say_what_is_added(tmp_path: Path, bos: bool, eos: bool) -> Non
     ours = _load(tmp_path)
     _compare(ours, theirs)
     assert len(ours.encode("")) == bos + eos and ours.bos_token_id == (theirs.bos_token_id if bos else None)
+
+
+def test_a_special_token_that_begins_with_a_space_keeps_it_in_a_stream(tmp_path: Path) -> None:
+    """A SentencePiece tokenizer takes the first space of a whole text away, and of nothing else."""
+    _llama(tmp_path)
+    path = tmp_path / "tokenizer.json"
+    tokenizer = tokenizers.Tokenizer.from_file(str(path))
+    tokenizer.add_special_tokens([tokenizers.AddedToken(" <nb> ", special=True)])
+    tokenizer.save(str(path))
+    ours = _load(tmp_path)
+    ids = ours.encode("a b <nb> c")
+    stream = Detokenizer(ours, skip_special_tokens=False)
+    assert "".join(map(stream.push, ids)) == ours.decode(ids, skip_special_tokens=False) == "<bos> a b <nb> c"
+
+
+@pytest.mark.parametrize("bos", [None, True, False, ...])
+@pytest.mark.parametrize("eos", [None, True, False, ...])
+@pytest.mark.parametrize("adds", [True, False])
+def test_what_stands_before_a_prompt_is_the_rule_of_tokenizer_json(
+    tmp_path: Path, adds: bool, bos: object, eos: object
+) -> None:
+    """A flag that is missing, null or says something else must not take BOS away, nor put one where there is none."""
+    _qwen(tmp_path, add_bos_token=adds)
+    path = tmp_path / "tokenizer_config.json"
+    flags = {"add_bos_token": bos, "add_eos_token": eos}
+    settings = json.loads(path.read_text()) | {name: flag for name, flag in flags.items() if flag is not ...}
+    path.write_text(json.dumps(settings))
+    ours, theirs = _load(tmp_path), transformers.AutoTokenizer.from_pretrained(tmp_path)
+    assert ours.encode("one two") == theirs.encode("one two")
+    assert ours.bos_token_id == (theirs.bos_token_id if adds else None)
 
 
 def test_truncation_and_padding_of_the_file_are_left_out(tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ class ToyTokenizer:
     def decode(self, token_ids, *, skip_special_tokens=True):
         return "".join(self.token_bytes(t).decode() for t in token_ids)
 
-    def token_bytes(self, token_id):
+    def token_bytes(self, token_id, *, with_special=False):
         return b"" if token_id == END else bytes([ord("a") + token_id % 26])
 
     def chat(self, messages, *, tools=(), add_generation_prompt=True):

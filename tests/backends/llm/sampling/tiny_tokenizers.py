@@ -34,8 +34,9 @@ class TinyTokenizer:
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         return self.library.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
 
-    def token_bytes(self, token_id: int) -> bytes:
-        return self._bytes[token_id]
+    def token_bytes(self, token_id: int, *, with_special: bool = False) -> bytes:
+        data = self._bytes[token_id]
+        return data or (self.library.id_to_token(token_id) or "").encode() if with_special else data
 
     def chat(
         self,
