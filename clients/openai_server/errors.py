@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 from clients.errors import (
@@ -21,6 +22,7 @@ from clients.errors import (
 log = logging.getLogger("modelkiln.openai")
 
 _MAX_MESSAGE = 2000
+_AS_THEY_ARE: Mapping[str, str] = MappingProxyType({})
 
 
 class ApiError(Exception):
@@ -74,12 +76,16 @@ def internal_error(reason: object) -> ApiError:
     return ApiError(500, "the server failed on this request; its log says why", type="server_error", code="internal")
 
 
-def error_from_client(error: ClientError) -> ApiError:
-    """Returns the API's error for what a call to Triton ended with."""
+def error_from_client(error: ClientError, fields: Mapping[str, str] = _AS_THEY_ARE) -> ApiError:
+    """Returns the API's error for what a call to Triton ended with.
+
+    Args:
+        fields: the engine's names of fields -> the client's, where these are others.
+    """
     if isinstance(error, ContextLengthExceeded):
-        return ApiError(400, error.message, param=error.param or None, code="context_length_exceeded")
+        return ApiError(400, error.message, param=fields.get("input_ids"), code="context_length_exceeded")
     if isinstance(error, InvalidRequest):
-        return ApiError(400, error.message, param=error.param or None)
+        return ApiError(400, error.message, param=fields.get(error.param, error.param) or None)
     if isinstance(error, Overloaded):
         return ApiError(429, error.message, type="rate_limit_error", code="overloaded", headers={"retry-after": "1"})
     if isinstance(error, DeadlineExceeded):

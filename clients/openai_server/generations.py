@@ -16,7 +16,7 @@ from typing import Any, Protocol, TypeVar
 from starlette.responses import Response
 
 from clients.async_grpc import AsyncGrpcClient
-from clients.errors import ClientError
+from clients.errors import ClientError, Overloaded
 from clients.generation import Chunk
 from clients.openai_server.answers import Usage
 from clients.openai_server.chat import ChatStream, chat_response
@@ -26,9 +26,10 @@ from clients.openai_server.front import Scope, Send
 from clients.openai_server.models import LanguageModel, Models
 from clients.openai_server.prompts import Prompt, chat_prompt, completion_prompts
 from clients.openai_server.request_record import RequestRecord, record_of
-from clients.openai_server.sampling import chat_sampling, completion_sampling
+from clients.openai_server.sampling import COMPLETION_FIELDS, chat_fields, chat_sampling, completion_sampling
 from clients.openai_server.schemas import ChatRequest, CompletionRequest, NamedTool, Sampling
 from clients.openai_server.tool_calls import HermesParser, NamedParser, RequiredParser, ToolParser
+from clients.openai_server.turns import Turns
 from clients.openai_server.work import Work, all_or_none, merged
 
 Result = TypeVar("Result")
@@ -53,6 +54,7 @@ class Prepared:
 
     Attributes:
         timeout_s: the deadline that the client gave.
+        fields: what the client calls the engine's fields, where that is something else.
     """
 
     model: LanguageModel
@@ -60,6 +62,7 @@ class Prepared:
     sampling: Mapping[str, Any]
     tensors: Mapping[str, Any]
     timeout_s: float | None
+    fields: Mapping[str, str]
 
     @property
     def n(self) -> int:
@@ -102,7 +105,7 @@ class Generations:
         sampling = chat_sampling(request)
         model = await self.models.language_model(request.model)
         prompt = await self._in_thread(partial(chat_prompt, model, request))
-        prepared = _prepared(model, request, sampling, prompt)
+        prepared = _prepared(model, request, sampling, prompt, chat_fields(request))
         num_top = (request.top_logprobs or 0) if request.logprobs else None
         new_parser = _parser_maker(request, prompt)
         answer_id, created = f"chatcmpl-{uuid.uuid4().hex}", int(time.time())
@@ -127,7 +130,7 @@ class Generations:
         sampling = completion_sampling(request)
         model = await self.models.language_model(request.model)
         prompts = await self._in_thread(partial(completion_prompts, model, request))
-        prepared = [_prepared(model, request, sampling, prompt) for prompt in prompts]
+        prepared = [_prepared(model, request, sampling, prompt, COMPLETION_FIELDS) for prompt in prompts]
         echoes = [prompt.text if request.echo else "" for prompt in prompts]
         answer_id, created = f"cmpl-{uuid.uuid4().hex}", int(time.time())
         record.model = model.name
@@ -148,38 +151,53 @@ class Generations:
 
     async def _whole(self, requests: Sequence[Prepared]) -> list[Sequence[Chunk]]:
         """Returns the answers to each prompt."""
-        turns = asyncio.Semaphore(_PROMPTS_AT_ONCE)
+        turns = Turns(min(_PROMPTS_AT_ONCE, len(requests)))
 
         async def one(request: Prepared) -> Sequence[Chunk]:
-            async with turns:
+            while True:
+                await turns.begin()
                 try:
                     return (await self.triton.generate(**request.arguments())).answers
                 except ClientError as error:
-                    raise error_from_client(error) from None
+                    if not (isinstance(error, Overloaded) and turns.fewer()):
+                        raise error_from_client(error, request.fields) from None
+                finally:
+                    turns.end()
 
         return await all_or_none([one(request) for request in requests])
 
     def _chunks(self, requests: Sequence[Prepared]) -> AsyncGenerator[tuple[int, Chunk]]:
-        return merged([self._stream(number, request) for number, request in enumerate(requests)], _PROMPTS_AT_ONCE)
+        turns = Turns(min(_PROMPTS_AT_ONCE, len(requests)))
+        return merged([self._stream(number, request, turns) for number, request in enumerate(requests)])
 
-    async def _stream(self, number: int, request: Prepared) -> AsyncGenerator[tuple[int, Chunk]]:
+    async def _stream(self, number: int, request: Prepared, turns: Turns) -> AsyncGenerator[tuple[int, Chunk]]:
         """Yields an answer's chunks with the number of its prompt; ending the iteration early cancels the request."""
-        try:
-            async with self.triton.astream(**request.arguments()) as chunks:
-                async for chunk in chunks:
-                    yield number, chunk
-        except ClientError as error:
-            raise error_from_client(error) from None
+        has_begun = False
+        while True:
+            await turns.begin()
+            try:
+                async with self.triton.astream(**request.arguments()) as chunks:
+                    async for chunk in chunks:
+                        has_begun = True
+                        yield number, chunk
+                return
+            except ClientError as error:
+                if has_begun or not (isinstance(error, Overloaded) and turns.fewer()):
+                    raise error_from_client(error, request.fields) from None
+            finally:
+                turns.end()
 
     def _in_thread(self, work: Callable[[], Result]) -> Awaitable[Result]:
         return asyncio.get_running_loop().run_in_executor(self.executor, work)
 
 
-def _prepared(model: LanguageModel, request: Sampling, sampling: Mapping[str, Any], prompt: Prompt) -> Prepared:
+def _prepared(
+    model: LanguageModel, request: Sampling, sampling: Mapping[str, Any], prompt: Prompt, fields: Mapping[str, str]
+) -> Prepared:
     # Our own limit is no deadline for the engine, which refuses what by its estimate cannot be there in time.
     deadline_s = None if request.deadline_ms is None else request.deadline_ms / 1e3
     tensors = {"priority": request.priority, "client": request.user, "cache_salt": request.cache_salt}
-    return Prepared(model, prompt, sampling, tensors, deadline_s)
+    return Prepared(model, prompt, sampling, tensors, deadline_s, fields)
 
 
 def _parser_maker(request: ChatRequest, prompt: Prompt) -> Callable[[], ToolParser] | None:

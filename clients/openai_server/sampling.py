@@ -27,6 +27,18 @@ _SAME = (
     "structured_outputs",
 )
 
+# The engine's names of fields that a client has not written -> what it wrote instead.
+COMPLETION_FIELDS = {"input_ids": "prompt"}
+
+
+def chat_fields(request: ChatRequest) -> dict[str, str]:
+    """Returns the same for a chat."""
+    fields = {"input_ids": "messages"}
+    if not request.structured_outputs:
+        forced = request.tool_choice == "required" or isinstance(request.tool_choice, NamedTool)
+        fields["structured_outputs"] = "tools" if forced else "response_format"
+    return fields
+
 
 def chat_sampling(request: ChatRequest) -> dict[str, Any]:
     """Returns the parameters of a chat; by default the answer may be as long as the context has room for."""

@@ -67,19 +67,18 @@ async def all_or_none(work: Sequence[Coroutine[Any, Any, Result]]) -> list[Resul
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def merged(sources: Sequence[AsyncGenerator[Item]], at_once: int) -> AsyncGenerator[Item]:
-    """Yields what any of the sources yields, so many of them at once; the first error ends all."""
+async def merged(sources: Sequence[AsyncGenerator[Item]]) -> AsyncGenerator[Item]:
+    """Yields what any of the sources yields; the first error ends all."""
     if len(sources) == 1:
         async with aclosing(sources[0]) as only:
             async for found in only:
                 yield found
         return
     queue: asyncio.Queue[Item | Exception | None] = asyncio.Queue()
-    turns = asyncio.Semaphore(at_once)
 
     async def pump(source: AsyncGenerator[Item]) -> None:
         try:
-            async with turns, aclosing(source) as items:
+            async with aclosing(source) as items:
                 async for found in items:
                     queue.put_nowait(found)
             queue.put_nowait(None)

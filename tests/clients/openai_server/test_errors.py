@@ -30,3 +30,18 @@ def test_every_error_has_its_status_and_tells_nothing_of_the_inside(
     found = error_from_client(error)
     assert (found.status, found.param, found.code) == (status, param, code)
     assert "/srv" not in found.message and "10.0.0.1" not in found.message
+
+
+def test_the_field_is_the_one_that_the_client_wrote() -> None:
+    fields = {"input_ids": "messages", "structured_outputs": "response_format"}
+    found = {
+        text: error_from_client(server_error("ERROR", f"[{text}] no"), fields).param
+        for text in (
+            "invalid_request:structured_outputs",
+            "invalid_request:input_ids",
+            "invalid_request:top_k",
+            "invalid_request",
+            "context_length_exceeded",
+        )
+    }
+    assert [*found.values()] == ["response_format", "messages", "top_k", None, "messages"]

@@ -20,7 +20,8 @@ from tests.serving import COMPILE, Served, environment
 
 KINDS = [
     ("[invalid_request:temperature] temperature is -1; allowed: 0 or more", 400, "temperature", None),
-    ("[context_length_exceeded] 5000 tokens; allowed: 4096", 400, None, "context_length_exceeded"),
+    ("[context_length_exceeded] 5000 tokens; allowed: 4096", 400, "messages", "context_length_exceeded"),
+    ("[invalid_request:structured_outputs] Invalid type: x", 400, "structured_outputs", None),  # the script was sent so
     ("[overloaded] 64 requests wait; allowed: 64", 429, None, "overloaded"),
     ("[deadline] the answer can be there in 90 ms at the earliest", 503, None, "deadline_exceeded"),
     ("[internal] IndexError at /opt/models/x.py:17", 500, None, "internal"),

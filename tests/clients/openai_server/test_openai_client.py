@@ -25,6 +25,7 @@ from tests.serving import Served
 
 QUESTION: Any = [{"role": "user", "content": "Name three colours."}]
 PROMPT = "The capital of France is"
+WRONG = {"type": "nonsense"}  # as a JSON schema
 
 
 @dataclass(frozen=True)
@@ -224,6 +225,38 @@ def test_errors_are_the_clients_own_classes(client: OpenAI) -> None:
         chat(client, max_tokens=500, extra_body={"deadline_ms": 1, "ignore_eos": True})
     assert late.value.code == "deadline_exceeded" and late.value.status_code == 503
     assert client.models.retrieve("tiny").id == "tiny"
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": WRONG}}},
+            "response_format",
+        ),
+        ({"tools": [{"type": "function", "function": {"name": "f", "parameters": WRONG}}]}, "tools"),
+        ({"extra_body": {"structured_outputs": {"json": WRONG}}}, "structured_outputs"),
+        ({"messages": [{"role": "user", "content": "x" * 9000}]}, "messages"),
+    ],
+)
+def test_errors_name_the_field_that_was_sent(client: OpenAI, fields: dict[str, Any], param: str) -> None:
+    if param == "tools":
+        fields = {**fields, "tool_choice": "required"}
+    with pytest.raises(BadRequestError) as wrong:
+        chat(client, **fields)
+    assert wrong.value.param == param
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_request_with_more_prompts_than_the_queue_holds_is_answered(client: OpenAI, stream: bool) -> None:
+    """It waits for its own prompts: refused for them it would be each time that it is sent."""
+    prompts, n = [PROMPT] * (2 * (MAX_NUM_SEQS + MAX_WAITING)), 2
+    wanted: Any = {"model": "tiny", "prompt": prompts, "max_tokens": 20, "n": n, "temperature": 0, "stream": stream}
+    answer = client.completions.create(**wanted, extra_body={"ignore_eos": True})
+    choices = [choice for chunk in answer for choice in chunk.choices] if stream else answer.choices
+    ended = sorted(choice.index for choice in choices if choice.finish_reason == "length")
+    assert ended == list(range(n * len(prompts)))
+    assert len({"".join(c.text for c in choices if c.index == index) for index in ended}) == 1
 
 
 def test_a_full_queue_is_a_rate_limit(front: Served) -> None:
