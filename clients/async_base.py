@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Any, ClassVar, TypeVar
 
 from clients.async_streams import AsyncSource, AsyncTextStream
 from clients.core import ClientCore
-from clients.errors import ClientError, DeadlineExceeded, ServerError, ServerUnavailable
+from clients.errors import ClientError, DeadlineExceeded, InputError, ServerError, ServerUnavailable
 from clients.generation import GenerateOptions, Generation, Prompt, generate_request
 from clients.protocol import Arrays, Call, Json, Protocol
 from clients.requests import InferRequest, InputValue, Outputs, build_request
-from clients.retries import NO_RETRIES, RetryPolicy
+from clients.retries import NO_RETRIES, Attempts, RetryPolicy
 from clients.shared_memory import UNREGISTER_WAITS_S, AsyncSharedRegion, SharedBlock, is_in_use
 from clients.streams import whole_answer
 from clients.types import ModelMetadata, metadata_from_json
@@ -57,13 +57,7 @@ class AsyncTritonClient(ClientCore, ABC):
 
     async def metadata(self, model: str, version: str = "") -> ModelMetadata:
         """Inputs and outputs of `model`, asked for once and remembered."""
-        key = (model, version)
-        if key not in self._metadata:
-            async with self._asking:  # a thousand first calls ask once
-                if key not in self._metadata:
-                    answer = await self._run(self._protocol.model_metadata(model, version))
-                    self._metadata[key] = metadata_from_json(answer, await self.config(model, version))
-        return self._metadata[key]
+        return await self._describe((model, version), None, self.timeout_s)
 
     async def is_ready(self) -> bool:
         """True when the server answers and says it is ready; False when it does not, or is not there."""
@@ -90,10 +84,14 @@ class AsyncTritonClient(ClientCore, ABC):
         request_id: str = "",
     ) -> Arrays:
         """Run the model once; see `TritonClient.infer`."""
-        limit = self.timeout_s if timeout_s is None else timeout_s
-        metadata = await self.metadata(model, version)
-        request = build_request(metadata, inputs, outputs, version=version, request_id=request_id, timeout_s=limit)
-        return await self._run(self._protocol.infer(request), limit)
+        attempts = self._attempts(timeout_s, None, repeatable=False)
+
+        def build(metadata: ModelMetadata) -> InferRequest:
+            left_s = attempts.next_s()
+            return build_request(metadata, inputs, outputs, version=version, request_id=request_id, timeout_s=left_s)
+
+        request = await self._fitting((model, version), attempts, build)
+        return await self._run(self._protocol.infer(request), attempts)
 
     async def generate(
         self,
@@ -135,12 +133,54 @@ class AsyncTritonClient(ClientCore, ABC):
     def _text_stream(
         self, model: str, prompt: Prompt, sampling: Mapping[str, Any], options: GenerateOptions, *, stream: bool
     ) -> AsyncTextStream:
-        async def prepare() -> InferRequest:
-            metadata = await self.metadata(model, options.version)
+        def build(metadata: ModelMetadata) -> InferRequest:
             return generate_request(metadata, prompt, sampling, options, stream=stream)
+
+        async def prepare(attempts: Attempts) -> InferRequest:
+            return await self._fitting((model, options.version), attempts, build)
 
         attempts = self._attempts_to_generate(options)
         return AsyncTextStream(self.url, (model, options.version), attempts, self._watcher, prepare, self._start)
+
+    async def _fitting(
+        self, model: Model, attempts: Attempts, build: Callable[[ModelMetadata], InferRequest]
+    ) -> InferRequest:
+        """As in `TritonClient`."""
+        remembered = self._metadata.get(model)
+        if remembered is None:
+            return build(await self._describe(model, None, attempts.next_s()))
+        try:
+            return build(remembered)
+        except InputError:
+            try:
+                current = await self._describe(model, remembered, attempts.next_s())
+            except ClientError:
+                current = remembered
+            if current == remembered:
+                raise
+        return build(current)
+
+    async def _describe(self, model: Model, outdated: ModelMetadata | None, limit_s: float) -> ModelMetadata:
+        """What a model takes: remembered, unless it is what the caller has found `outdated`; else asked for."""
+
+        async def ask() -> ModelMetadata:
+            async with self._asking:  # a thousand first calls ask once
+                found = self._metadata.get(model)
+                if found is None or found is outdated:
+                    attempts = self._attempts(limit_s, None, repeatable=True)
+                    answer = await self._run(self._protocol.model_metadata(*model), attempts)
+                    config = await self._run(self._protocol.config(*model), attempts)
+                    found = self._metadata[model] = metadata_from_json(answer, config)
+                return found
+
+        found = self._metadata.get(model)
+        if found is not None and found is not outdated:
+            return found
+        limit_s = self._limit_s(limit_s)
+        try:
+            return await asyncio.wait_for(ask(), limit_s)
+        except asyncio.TimeoutError as error:
+            raise DeadlineExceeded("DEADLINE_EXCEEDED", f"no answer from {self.url} in {limit_s:g} s") from error
 
     async def _may_serve(self, model: Model) -> bool:
         """False where the server says that a model is not ready; silence says nothing."""
@@ -202,12 +242,12 @@ class AsyncTritonClient(ClientCore, ABC):
     async def _close(self) -> None: ...
 
     async def _run(
-        self, call: Call[Answer], timeout_s: float | None = None, *, retries: RetryPolicy | None = None
+        self, call: Call[Answer], attempts: Attempts | None = None, *, retries: RetryPolicy | None = None
     ) -> Answer:
-        attempts = self._attempts(timeout_s, retries, repeatable=call.repeatable)
+        attempts = attempts or self._attempts(None, retries, repeatable=call.repeatable)
         while True:
             try:
-                answer = call.parse(await self._send(call, attempts.left_s))
+                answer = call.parse(await self._send(call, attempts.next_s()))
             except ClientError as error:
                 await asyncio.sleep(attempts.wait_s(error))
             else:

@@ -42,7 +42,7 @@ class AsyncTextStream(Pieces):
         model: Model,
         attempts: Attempts,
         watcher: AsyncWatcher,
-        prepare: Callable[[], Awaitable[InferRequest]],
+        prepare: Callable[[Attempts], Awaitable[InferRequest]],
         start: Callable[[InferRequest, float], Awaitable[AsyncSource]],
     ) -> None:
         super().__init__(address, model, attempts)
@@ -80,12 +80,12 @@ class AsyncTextStream(Pieces):
 
     async def _first(self) -> GetOutput | None:
         """As in `TextStream`."""
-        request = await self._prepare()
+        request = await self._prepare(self._attempts)
         self._reader = ChunkReader(request)
         self._watcher.add(self)
         while True:
             try:
-                self._source = await self._start(request, self._attempts.left_s)
+                self._source = await self._start(request, self._attempts.next_s())
                 if self._ended:  # another task closed it meanwhile
                     self._source.cancel()
                 first = await self._source.read()

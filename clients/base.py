@@ -5,19 +5,20 @@ Knows nothing of gRPC or HTTP: `clients/grpc.py` and `clients/http.py` say how a
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Any, ClassVar, TypeVar
 
 from clients.core import ClientCore
-from clients.errors import ClientClosed, ClientError, DeadlineExceeded, ServerError, ServerUnavailable
+from clients.errors import ClientClosed, ClientError, DeadlineExceeded, InputError, ServerError, ServerUnavailable
 from clients.generation import GenerateOptions, Generation, Prompt, generate_request
 from clients.protocol import Arrays, Call, Json, Protocol
 from clients.requests import InferRequest, InputValue, Outputs, build_request
-from clients.retries import NO_RETRIES, RetryPolicy
+from clients.retries import NO_RETRIES, Attempts, RetryPolicy
 from clients.shared_memory import UNREGISTER_WAITS_S, SharedBlock, SharedRegion, is_in_use
 from clients.streams import Source, TextStream, whole_answer
 from clients.types import ModelMetadata, metadata_from_json
@@ -41,8 +42,9 @@ class TritonClient(ClientCore, ABC):
     def __init__(self, url: str, timeout_s: float = 60.0, retries: RetryPolicy | None = None) -> None:
         super().__init__(url, timeout_s, retries)
         self._lock = threading.Lock()
-        # Connections are not to be shared between threads (k01): each thread gets its own.
-        self._connections: dict[threading.Thread, Any] = {}
+        # Connections are not to be shared between threads (k01): each thread gets its own. Nor with a process that is
+        # forked, whose thread is the same object: both would read each other's answers from one socket.
+        self._connections: dict[tuple[int, threading.Thread], Any] = {}
         self._watcher = Watcher(self._may_serve)
 
     def config(self, model: str, version: str = "") -> Json:
@@ -68,12 +70,8 @@ class TritonClient(ClientCore, ABC):
             ServerError: the server has no such model or version.
             ServerUnavailable: no server answers.
         """
-        key = (model, version)
-        if key not in self._metadata:
-            answer = self._run(self._protocol.model_metadata(model, version))
-            # Only the config tells which inputs are optional, and whether the first dimension is a batch.
-            self._metadata[key] = metadata_from_json(answer, self.config(model, version))
-        return self._metadata[key]
+        remembered = self._metadata.get((model, version))
+        return remembered if remembered is not None else self._ask_metadata((model, version), self.timeout_s)
 
     def is_ready(self) -> bool:
         """True when the server answers and says it is ready; False when it does not, or is not there."""
@@ -125,10 +123,14 @@ class TritonClient(ClientCore, ABC):
             ServerError: the server refused or failed it.
             ServerUnavailable: no server answers.
         """
-        limit = self.timeout_s if timeout_s is None else timeout_s
-        metadata = self.metadata(model, version)
-        request = build_request(metadata, inputs, outputs, version=version, request_id=request_id, timeout_s=limit)
-        return self._run(self._protocol.infer(request), limit)
+        attempts = self._attempts(timeout_s, None, repeatable=False)
+
+        def build(metadata: ModelMetadata) -> InferRequest:
+            left_s = attempts.next_s()
+            return build_request(metadata, inputs, outputs, version=version, request_id=request_id, timeout_s=left_s)
+
+        request = self._fitting((model, version), attempts, build)
+        return self._run(self._protocol.infer(request), attempts)
 
     def generate(
         self,
@@ -228,11 +230,13 @@ class TritonClient(ClientCore, ABC):
     def _start(self, request: InferRequest, timeout_s: float) -> Source:
         """Send a request that has many responses."""
 
-    def _run(self, call: Call[Answer], timeout_s: float | None = None, *, retries: RetryPolicy | None = None) -> Answer:
-        attempts = self._attempts(timeout_s, retries, repeatable=call.repeatable)
+    def _run(
+        self, call: Call[Answer], attempts: Attempts | None = None, *, retries: RetryPolicy | None = None
+    ) -> Answer:
+        attempts = attempts or self._attempts(None, retries, repeatable=call.repeatable)
         while True:
             try:
-                answer = call.parse(self._send(call, attempts.left_s))
+                answer = call.parse(self._send(call, attempts.next_s()))
             except ClientError as error:
                 time.sleep(attempts.wait_s(error))
             else:
@@ -242,11 +246,42 @@ class TritonClient(ClientCore, ABC):
     def _text_stream(
         self, model: str, prompt: Prompt, sampling: Mapping[str, Any], options: GenerateOptions, *, stream: bool
     ) -> TextStream:
-        def prepare() -> InferRequest:
-            return generate_request(self.metadata(model, options.version), prompt, sampling, options, stream=stream)
+        def build(metadata: ModelMetadata) -> InferRequest:
+            return generate_request(metadata, prompt, sampling, options, stream=stream)
+
+        def prepare(attempts: Attempts) -> InferRequest:
+            return self._fitting((model, options.version), attempts, build)
 
         attempts = self._attempts_to_generate(options)
         return TextStream(self.url, (model, options.version), attempts, self._watcher, prepare, self._start)
+
+    def _fitting(
+        self, model: Model, attempts: Attempts, build: Callable[[ModelMetadata], InferRequest]
+    ) -> InferRequest:
+        """The request that `build` makes of what a model takes. Where it does not fit what is remembered of the model,
+        the server is asked again: it may serve another version by now.
+        """
+        remembered = self._metadata.get(model)
+        if remembered is None:
+            return build(self._ask_metadata(model, attempts.next_s()))
+        try:
+            return build(remembered)
+        except InputError:
+            try:
+                current = self._ask_metadata(model, attempts.next_s())
+            except ClientError:
+                current = remembered
+            if current == remembered:
+                raise
+        return build(current)
+
+    def _ask_metadata(self, model: Model, limit_s: float) -> ModelMetadata:
+        attempts = self._attempts(limit_s, None, repeatable=True)
+        answer = self._run(self._protocol.model_metadata(*model), attempts)
+        # Only the config tells which inputs are optional, and whether the first dimension is a batch.
+        config = self._run(self._protocol.config(*model), attempts)
+        found = self._metadata[model] = metadata_from_json(answer, config)
+        return found
 
     def _may_serve(self, model: Model) -> bool:
         """False where the server says that a model is not ready; silence says nothing."""
@@ -273,16 +308,16 @@ class TritonClient(ClientCore, ABC):
 
     def _connection(self) -> Any:
         """This thread's connection; those of threads that have ended are closed on the way."""
-        thread = threading.current_thread()
-        connection = self._connections.get(thread)
+        key = os.getpid(), threading.current_thread()
+        connection = self._connections.get(key)
         if connection is not None:
             return connection
         with self._lock:
             if self._closed:
                 raise ClientClosed(self.url)
-            ended = [other for other in self._connections if not other.is_alive()]
+            ended = [other for other in self._connections if other[0] != key[0] or not other[1].is_alive()]
             stale = [self._connections.pop(other) for other in ended]
-            connection = self._connections[thread] = self._connect()
+            connection = self._connections[key] = self._connect()
         for old in stale:
             old.close()
         return connection

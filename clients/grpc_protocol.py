@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from clients.errors import ClientError, DeadlineExceeded, ServerUnavailable, server_error
+from clients.errors import ClientError, DeadlineExceeded, ServerError, ServerUnavailable, server_error
 from clients.grpc_messages import messages
 from clients.protocol import Arrays, Call, Json, Protocol, check_names
 from clients.requests import InferRequest
@@ -68,7 +68,12 @@ class GrpcProtocol(Protocol):
         shared = {name: place for name, place in (request.outputs or {}).items() if place} if request.outputs else {}
 
         def parse(answer: Any) -> Arrays:
-            return _arrays(answer, shared)
+            try:
+                return _arrays(answer, shared)
+            except (ValueError, StopIteration) as error:
+                raise ServerError(
+                    "OK", f"the answer cannot be read: {error or 'an output lacks its contents'}"
+                ) from error
 
         return Call("ModelInfer", infer_message(request), parse, repeatable=False)
 

@@ -144,7 +144,7 @@ def status_error(status: int, reason: str, body: bytes) -> ServerError:
 
 
 def timed_out(address: str, timeout_s: float) -> DeadlineExceeded:
-    return DeadlineExceeded("DEADLINE_EXCEEDED", f"no answer from {address} in {timeout_s:g} s")
+    return DeadlineExceeded("DEADLINE_EXCEEDED", f"no answer from {address} in {round(timeout_s, 3):g} s")
 
 
 def generate_call(request: InferRequest) -> HttpRequest:

@@ -75,5 +75,7 @@ def check_names(model: str, version: str) -> None:
         InputError: with the name; nothing was sent.
     """
     for what, name in (("model", model), ("version", version)):
+        if not isinstance(name, str):
+            raise InputError(f"the {what} {name!r} is {type(name).__name__}; give it as text, such as {str(name)!r}")
         if (not name and what == "model") or name in (".", "..") or "/" in name or not name.isprintable():
             raise InputError(f"the {what} {name!r} is not allowed: a name without '/' and control characters is")

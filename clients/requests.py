@@ -79,6 +79,12 @@ def build_request(
     tensors = tuple(_input_tensor(tensor, value) for tensor, value in given_inputs(metadata, inputs))
     check_batch(metadata, {tensor.name: tensor.shape for tensor in tensors})
     wanted: Mapping[str, SharedTensor | None] | None = None
+    if isinstance(outputs, str):
+        raise InputError(f"outputs is the text {outputs!r}; give a list of names: [{outputs!r}]")
+    try:
+        request_id.encode()
+    except UnicodeEncodeError as error:
+        raise InputError(f"the request_id {request_id!r} is no Unicode text: {error}") from error
     if outputs is not None:
         check_outputs(metadata, list(outputs))
         wanted = outputs if isinstance(outputs, Mapping) else dict.fromkeys(outputs)

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from clients.errors import ClientClosed, ClientError, InputError, ServerError, ServerUnavailable
+from clients.errors import ClientClosed, ClientError, DeadlineExceeded, InputError, ServerError, ServerUnavailable
 
 _UNAVAILABLE = ("UNAVAILABLE", "503")
 _RESERVE = 10.0
@@ -110,6 +110,17 @@ class Attempts:
     def left_s(self) -> float:
         """Seconds until the call's time limit."""
         return max(0.0, self._end - self._clock())
+
+    def next_s(self) -> float:
+        """Seconds that the next attempt may take; never 0, which sockets and aiohttp take for something else.
+
+        Raises:
+            DeadlineExceeded: none are left; the attempt is not made.
+        """
+        left_s = self.left_s
+        if left_s <= 0:
+            raise DeadlineExceeded("DEADLINE_EXCEEDED", "the time limit passed before the request was sent")
+        return left_s
 
     def succeeded(self) -> None:
         """The call worked."""

@@ -88,7 +88,7 @@ class TextStream(Pieces):
         model: Model,
         attempts: Attempts,
         watcher: Watcher,
-        prepare: Callable[[], InferRequest],
+        prepare: Callable[[Attempts], InferRequest],
         start: Callable[[InferRequest, float], Source],
     ) -> None:
         super().__init__(address, model, attempts)
@@ -128,12 +128,12 @@ class TextStream(Pieces):
 
     def _first(self) -> GetOutput | None:
         """Sends the request, again where that is safe, and returns the first response."""
-        request = self._prepare()
+        request = self._prepare(self._attempts)
         self._reader = ChunkReader(request)
         self._watcher.add(self)
         while True:
             try:
-                self._source = self._start(request, self._attempts.left_s)
+                self._source = self._start(request, self._attempts.next_s())
                 if self._ended:  # another thread closed it meanwhile
                     self._source.cancel()
                 first = self._source.read()

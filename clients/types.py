@@ -151,7 +151,7 @@ def convert_value(tensor: TensorMetadata, value: npt.ArrayLike) -> npt.NDArray[A
         if value.dtype != wanted:
             raise InputError(
                 f"input {tensor.name!r} wants numpy {wanted} ({tensor.datatype}), not {value.dtype}; "
-                f"convert it with .astype(np.{wanted})"
+                f"convert it with .astype(np.{wanted.type.__name__})"
             )
         return np.asarray(value)
     return _array_from_python(tensor, value, wanted)
@@ -162,19 +162,38 @@ def _array_from_python(tensor: TensorMetadata, value: npt.ArrayLike, wanted: np.
         natural = np.asarray(value)
     except ValueError as error:
         raise InputError(f"input {tensor.name!r} is not rectangular: {error}") from error
+    except (TypeError, RuntimeError) as error:  # of a torch tensor, say, that needs a gradient
+        raise InputError(f"input {tensor.name!r} is no array, {type(value).__name__}: {error}") from error
     if natural.size == 0:
         return natural.astype(wanted)
-    # Python's integers are signed; an unsigned target takes them where the values fit: checked below.
+    if wanted.kind in "iu" and natural.dtype.kind in "fO":
+        # Python's integers may be: numpy makes floats of 2**63 beside 1, and objects of 2**64.
+        exact = np.asarray(value, np.object_)
+        if all(isinstance(item, int) for item in exact.ravel().tolist()):
+            return _whole_numbers(tensor, exact, wanted)
+    # Python's integers are signed; an unsigned target takes them where the values fit.
     unsigned = natural.dtype.kind == "i" and wanted.kind == "u"
     if natural.dtype == np.object_ or not (unsigned or np.can_cast(natural.dtype, wanted, "same_kind")):
         raise InputError(f"input {tensor.name!r} wants {tensor.datatype} values (numpy {wanted}), not {natural.dtype}")
     if wanted.kind in "iu":
-        limits = np.iinfo(wanted)
-        if natural.min() < limits.min or natural.max() > limits.max:
-            raise InputError(
-                f"input {tensor.name!r} holds values from {natural.min()} to {natural.max()}; "
-                f"{tensor.datatype} allows {limits.min} to {limits.max}"
-            )
+        return _whole_numbers(tensor, natural, wanted)
+    with np.errstate(over="ignore"):  # an error of our own, not numpy's warning
+        converted = natural.astype(wanted)
+    if wanted.kind == "f" and (overflown := np.isinf(converted) & np.isfinite(natural)).any():
+        raise InputError(
+            f"input {tensor.name!r} holds {natural[overflown].flat[0]}; "
+            f"{tensor.datatype} allows finite values up to {np.finfo(wanted).max:g}"
+        )
+    return converted
+
+
+def _whole_numbers(tensor: TensorMetadata, natural: npt.NDArray[Any], wanted: np.dtype[Any]) -> npt.NDArray[Any]:
+    limits = np.iinfo(wanted)
+    if natural.min() < limits.min or natural.max() > limits.max:
+        raise InputError(
+            f"input {tensor.name!r} holds values from {natural.min()} to {natural.max()}; "
+            f"{tensor.datatype} allows {limits.min} to {limits.max}"
+        )
     return natural.astype(wanted)
 
 
@@ -195,7 +214,10 @@ def _bytes_array(tensor: TensorMetadata, value: npt.ArrayLike) -> npt.NDArray[np
     result = np.empty(len(items), dtype=np.object_)
     for index, item in enumerate(items):
         if isinstance(item, str):
-            result[index] = item.encode("utf-8")
+            try:
+                result[index] = item.encode("utf-8")
+            except UnicodeEncodeError as error:
+                raise InputError(f"element {index} of input {tensor.name!r} is no Unicode text: {error}") from error
         elif isinstance(item, (bytes, bytearray)):
             result[index] = bytes(item)
         else:

@@ -242,9 +242,13 @@ def _failure_line(failure: LoadFailure, folder: Path | None) -> str:
     return f"model '{failure.model}'{version} failed to load: {reason}"
 
 
+# The environment's proxy is for the world outside: it cannot reach a server on this machine's loopback.
+_DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+
+
 def _http_status(url: str) -> int | None:
     try:
-        with urllib.request.urlopen(url, timeout=2) as response:
+        with _DIRECT.open(url, timeout=2) as response:
             return int(response.status)
     except urllib.error.HTTPError as error:
         return error.code
@@ -254,5 +258,5 @@ def _http_status(url: str) -> int | None:
 
 def server_version(addresses: Addresses) -> str:
     """Asks a running server for its version."""
-    with urllib.request.urlopen(f"http://{addresses.http}/v2", timeout=5) as response:
+    with _DIRECT.open(f"http://{addresses.http}/v2", timeout=5) as response:
         return str(json.load(response)["version"])

@@ -119,8 +119,9 @@ def _openai_server(question: LlmQuestion) -> str:
     """What the server calls itself; refuses a model that it does not have."""
     headers = {"Authorization": f"Bearer {question.api_key}"} if question.api_key else {}
     request = urllib.request.Request(f"http://{question.address}/v1/models", headers=headers)
+    direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # the load knows no proxy, either
     try:
-        with urllib.request.urlopen(request, timeout=min(question.timeout_s, 60.0)) as response:
+        with direct.open(request, timeout=min(question.timeout_s, 60.0)) as response:
             document: Any = json.load(response)
             server = str(response.headers.get("Server") or "unknown")
         names = sorted(str(model["id"]) for model in document["data"])

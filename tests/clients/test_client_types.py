@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import numpy as np
@@ -135,3 +136,38 @@ def test_metadata_from_both_protocols_is_the_same() -> None:
         outputs=(TensorMetadata("A", "FP32", (-1, 4)),),
         max_batch_size=8,
     )
+
+
+def test_a_finite_number_does_not_become_infinite() -> None:
+    for datatype, value in (("FP16", 65520.0), ("FP32", 1e300), ("FP16", 70_000.0)):
+        with pytest.raises(InputError, match=rf"holds {re.escape(str(value))}; {datatype} allows finite values up to"):
+            check_inputs(one_input(datatype), {"X": [1.0, value]})
+    kept = check_inputs(one_input("FP16"), {"X": [65504.0, float("inf"), float("-inf")]})["X"]
+    assert kept.tolist() == [65504.0, float("inf"), float("-inf")]
+
+
+def test_integers_of_all_64_bits_go_together() -> None:
+    """numpy makes floats of 2**63 beside 1, and objects of 2**64."""
+    values = [2**63 + 5, 1, 2**64 - 1]
+    assert check_inputs(one_input("UINT64"), {"X": values})["X"].tolist() == values
+    for datatype, wrong in (("UINT64", 2**64), ("INT64", 2**63), ("INT64", -(2**70))):
+        with pytest.raises(InputError, match=rf"holds values from .*{wrong}.*{datatype} allows"):
+            check_inputs(one_input(datatype), {"X": [1, wrong]})
+    with pytest.raises(InputError, match="not object"):
+        check_inputs(one_input("INT64"), {"X": [1, None]})
+
+
+def test_the_advice_of_an_error_works() -> None:
+    with pytest.raises(InputError) as raised:
+        check_inputs(one_input("BOOL"), {"X": np.array([1, 0], np.uint8)})
+    advice = str(raised.value).rpartition("np.")[2].removesuffix(")")
+    assert getattr(np, advice) is np.bool_
+
+
+def test_what_numpy_cannot_read_is_an_input_error() -> None:
+    class NeedsGradient:
+        def __array__(self, dtype: Any = None, copy: Any = None) -> Any:
+            raise RuntimeError("use tensor.detach().numpy() instead")
+
+    with pytest.raises(InputError, match=r"'X' is no array, NeedsGradient: use tensor.detach"):
+        check_inputs(one_input("FP32"), {"X": NeedsGradient()})  # type: ignore[dict-item]

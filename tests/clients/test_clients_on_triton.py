@@ -250,3 +250,26 @@ def test_missing_tritonclient_gives_the_install_command(monkeypatch: pytest.Monk
         GrpcClient("127.0.0.1:1") as client,
     ):
         client.config("echo")
+
+
+@pytest.mark.parametrize("client_type", [HttpClient, GrpcClient])
+def test_k01_a_forked_process_has_a_connection_of_its_own(
+    client_type: type[GrpcClient | HttpClient], echo_server: tuple[str, str]
+) -> None:
+    """Both processes would read each other's answers from one socket."""
+
+    def wrong_answers(first: int) -> int:
+        sent = (np.full((1, 4), first + turn, np.float32) for turn in range(100))
+        return sum(not np.array_equal(one, client.infer("echo", {"INPUT0": one})["OUTPUT0"]) for one in sent)
+
+    with client_type(echo_server[client_type is GrpcClient]) as client:
+        assert wrong_answers(0) == 0
+        child = os.fork()
+        if child == 0:
+            code = 1
+            try:
+                code = 2 * (wrong_answers(1000) > 0)
+            finally:
+                os._exit(code)
+        assert wrong_answers(2000) == 0
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0

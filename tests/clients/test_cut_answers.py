@@ -12,7 +12,10 @@ from typing import Any
 
 import pytest
 
-from clients import AsyncHttpClient, ClientError, HttpClient, RetryPolicy, ServerError, StreamBroken
+from clients import AsyncHttpClient, ClientError, HttpClient, InputError, RetryPolicy, ServerError, StreamBroken
+from clients.grpc_messages import messages
+from clients.grpc_protocol import GrpcProtocol
+from clients.requests import InferRequest
 from perf.errors import PerfError
 from perf.llm.prompts import PromptOptions
 from perf.llm.session import LlmQuestion, open_llm_session
@@ -124,3 +127,45 @@ def test_i11_perf_report_says_that_the_list_of_models_was_cut() -> None:
         pytest.raises(PerfError, match=r"the answer of .*/v1/models broke off"),
     ):
         open_llm_session(LlmQuestion("m", "openai", address, PromptOptions()))
+
+
+@pytest.mark.parametrize("kind", ["sync", "async"])
+def test_a_model_that_was_loaded_anew_is_asked_for_again(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What does not fit what is remembered of a model may fit the version that the server has by now."""
+
+    async def in_loop(address: str) -> list[Any]:
+        async with AsyncHttpClient(address, retries=ONCE) as client:
+            first = await client.infer("m", {"x": [1, 2, 3, 4]})
+            load_another()
+            second = await client.infer("m", {"z": [1, 2]})
+            with pytest.raises(InputError, match=r"has no input 'x'; valid inputs: z \(FP32 \[2\]\)"):
+                await client.infer("m", {"x": [1, 2, 3, 4]})
+            return [first, second]
+
+    def in_thread(address: str) -> list[Any]:
+        with HttpClient(address, retries=ONCE) as client:
+            first = client.infer("m", {"x": [1, 2, 3, 4]})
+            load_another()
+            second = client.infer("m", {"z": [1, 2]})
+            with pytest.raises(InputError, match=r"has no input 'x'; valid inputs: z \(FP32 \[2\]\)"):
+                client.infer("m", {"x": [1, 2, 3, 4]})
+            return [first, second]
+
+    def load_another() -> None:
+        inputs = [{"name": "z", "datatype": "FP32", "shape": [2]}]
+        monkeypatch.setitem(METADATA, "/v2/models/m", {**METADATA["/v2/models/m"], "inputs": inputs})
+
+    with answering(ANSWER, len(ANSWER)) as address:
+        answers = asyncio.run(in_loop(address)) if kind == "async" else in_thread(address)
+    assert [answer["y"].tolist() for answer in answers] == [[0, 0, 0, 0]] * 2
+
+
+def test_a_grpc_answer_that_cannot_be_read_is_an_error_of_the_answer() -> None:
+    call = GrpcProtocol().infer(InferRequest("m", "", ()))
+    answer = messages().ModelInferResponse(model_name="m")
+    answer.outputs.add(name="y", datatype="FP32", shape=[4])
+    for contents in ([], [bytes(3)]):
+        del answer.raw_output_contents[:]
+        answer.raw_output_contents.extend(contents)
+        with pytest.raises(ServerError, match="the answer cannot be read"):
+            call.parse(answer)

@@ -53,6 +53,12 @@ def repository(tmp_path: Path) -> Path:
     return tmp_path / "repo"
 
 
+def test_a_proxy_of_the_environment_is_not_asked_for_the_own_machine(repository):
+    """The server would never be found ready; port 1 answers nobody."""
+    with serve(repository, http_proxy="http://127.0.0.1:1", no_proxy="") as server:
+        _echo(server.http)
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_stops_the_server_and_all_it_started(repository, number):
     with serve(repository) as server:
