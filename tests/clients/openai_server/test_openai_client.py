@@ -251,7 +251,7 @@ def test_errors_name_the_field_that_was_sent(client: OpenAI, fields: dict[str, A
 def test_a_request_with_more_prompts_than_the_queue_holds_is_answered(client: OpenAI, stream: bool) -> None:
     """It waits for its own prompts: refused for them it would be each time that it is sent."""
     prompts, n = [PROMPT] * (2 * (MAX_NUM_SEQS + MAX_WAITING)), 2
-    wanted: Any = {"model": "tiny", "prompt": prompts, "max_tokens": 20, "n": n, "temperature": 0, "stream": stream}
+    wanted: Any = {"model": "tiny", "prompt": prompts, "max_tokens": 100, "n": n, "temperature": 0, "stream": stream}
     answer = client.completions.create(**wanted, extra_body={"ignore_eos": True})
     choices = [choice for chunk in answer for choice in chunk.choices] if stream else answer.choices
     ended = sorted(choice.index for choice in choices if choice.finish_reason == "length")
