@@ -31,7 +31,7 @@ class SchedulerConfig:
         policy: "fcfs"; "priority", smaller first; "longest_prefix_match", most cached tokens first; "fair", the client
             with the fewest tokens first.
         batching: "static" admits only when nothing runs; for comparison, nobody wants it.
-        max_waiting: requests that may wait; one more is refused. None is no limit.
+        max_waiting: requests that may wait for others to end; one more is refused. None is no limit.
         enable_prefix_cache: share the blocks of equal prompt beginnings.
 
     Raises:

@@ -77,15 +77,22 @@ class Scheduler:
             raise RequestRefused("the prompt has no tokens, at least 1 is needed", "invalid")
         if request.num_prompt_tokens >= self.max_model_len:
             raise prompt_too_long(request.num_prompt_tokens, self.max_model_len)
-        limit = self.config.max_waiting
-        if limited and limit is not None and self.num_waiting >= limit:
-            raise RequestRefused(f"{self.num_waiting} requests wait already, {limit} are allowed", "overloaded")
+        if limited:
+            self._check_room()
         request.max_output_tokens = min(request.max_output_tokens, self.max_model_len - request.num_prompt_tokens)
         request.order = self._num_added
         self._num_added += 1
         self._requests[request.request_id] = request
         self._policy.added(request)
         self._waiting.push(request)
+
+    def _check_room(self) -> None:
+        limit = self.config.max_waiting
+        # Those that find a free place wait for the next step and for nobody: an idle engine takes them all.
+        free = max(0, self.config.max_num_seqs - len(self._running))
+        if limit is not None and self.num_waiting >= limit + free:
+            places = f" beside those for {free} free places" if free else ""
+            raise RequestRefused(f"{self.num_waiting} requests wait already, {limit} are allowed{places}", "overloaded")
 
     def schedule(self, now_ns: int = 0) -> SchedulerOutput:
         """Returns the next step, which begins now; an empty one where nothing can be done."""

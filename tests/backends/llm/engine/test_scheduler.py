@@ -236,15 +236,31 @@ def test_g02_an_answer_ends_where_the_context_does():
 
 
 def test_refusals_name_what_is_wrong():
-    toy = Toy(max_waiting=1)
+    toy = Toy(max_waiting=1, max_num_seqs=1)
     with pytest.raises(RequestRefused, match="no tokens"):
         toy.add("a", [], 3)
     toy.add("a", [1], 3)
+    toy.step()
     with pytest.raises(RequestRefused, match="id 'a' is in use"):
         toy.add("a", [1], 3)
-    with pytest.raises(RequestRefused, match="1 requests wait already, 1 are allowed") as refused:
-        toy.add("b", [1], 3)
+    toy.add("b", [1], 3)
+    with pytest.raises(RequestRefused, match="1 requests wait already, 1 are allowed$") as refused:
+        toy.add("c", [1], 3)
     assert refused.value.code == "overloaded"
+    toy.run()
+
+
+@pytest.mark.parametrize("max_waiting", [0, 2])
+def test_requests_that_find_a_free_place_do_not_count_as_waiting(max_waiting):
+    """They come in one moment, before the next step: as many as run at once, and as many more as may wait."""
+    toy = Toy(max_waiting=max_waiting, max_num_seqs=3)
+    toy.add("first", [1], 8)
+    toy.step()
+    for number in range(2 + max_waiting):
+        toy.add(f"next{number}", [1], 3)
+    message = f"{2 + max_waiting} requests wait already, {max_waiting} are allowed beside those for 2 free places"
+    with pytest.raises(RequestRefused, match=message):
+        toy.add("one more", [1], 3)
     toy.run()
 
 
