@@ -244,7 +244,7 @@ def test_refusals_name_what_is_wrong():
     with pytest.raises(RequestRefused, match="id 'a' is in use"):
         toy.add("a", [1], 3)
     toy.add("b", [1], 3)
-    with pytest.raises(RequestRefused, match="1 requests wait already, 1 are allowed$") as refused:
+    with pytest.raises(RequestRefused, match=r"1 requests wait already, 1 are allowed$") as refused:
         toy.add("c", [1], 3)
     assert refused.value.code == "overloaded"
     toy.run()
