@@ -18,7 +18,17 @@ from compiler.errors import UsageError
 @click.option("--name", required=True, help="The model's name in the repository.")
 @repository_option
 @click.option("--runner", type=click.Choice(["openvino", "torch"]), help="What computes it.  [default: openvino]")
-@click.option("--kv-cache-memory", metavar="SIZE", help="Memory of the KV cache, as in 2GiB.  [default: 1GiB]")
+@click.option(
+    "--kv-cache-memory",
+    metavar="SIZE",
+    help="Memory of the KV cache, as in 2GiB.  [default: 1GiB; on a GPU what --gpu-memory-utilization leaves]",
+)
+@click.option("--device", help="torch: cpu, cuda, cuda:N, or auto, a GPU where there is one.  [default: cpu]")
+@click.option("--dtype", help="torch: float32, bfloat16 or float16.  [default: float32]")
+@click.option("--attention", help="torch: auto, plain, kernel or flashinfer.  [default: auto]")
+@click.option(
+    "--gpu-memory-utilization", type=float, help="torch: the share of the GPU that may be taken.  [default: 0.9]"
+)
 @click.option("--max-model-len", type=click.IntRange(2), help="Tokens of a prompt and its answer.  [default: 4096]")
 @click.option("--max-num-seqs", type=click.IntRange(1), help="Requests that run side by side.  [default: 64]")
 @click.option("--max-num-batched-tokens", type=click.IntRange(1), help="Tokens of one step.  [default: 512]")
@@ -61,6 +71,7 @@ def command(
       compile llm SmolLM2-135M-Instruct.Q4_1.gguf --name smollm2
       compile llm ./Qwen3-0.6B --name qwen3 --kv-cache-memory 4GiB --max-num-seqs 128
       compile llm model.gguf --name exact --exact
+      compile llm ./Qwen3-0.6B --name qwen3 --runner torch --device auto --dtype bfloat16
     """
     from compiler.llm.build import NUM_STAGES, compile_llm
     from compiler.progress import stderr_console, terminal_stages

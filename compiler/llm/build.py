@@ -109,7 +109,9 @@ def compile_llm(
         if report.problem:
             raise ModelRefused(
                 f"{source.name} computed by {settings.runner} is not the model: {report.problem}",
-                hint="try --weights bf16, --kv-cache-precision auto, or --exact",
+                hint="try --dtype float32"
+                if settings.runner == "torch"
+                else "try --weights bf16, --kv-cache-precision auto, or --exact",
             )
         with stage("publish") as log:
             stored: dict[str, Any] = {"model": next(iter(files))} if source.is_file() else {}
@@ -133,7 +135,7 @@ def compile_llm(
                     "parity": report.to_json(),
                 },
             }
-            triton_config = text_from_config(llm_config(name, "KIND_CPU", parameters))
+            triton_config = text_from_config(llm_config(name, _instance_kind(options), parameters))
             published = repository.publish(name, triton_config, version, manifest)
             log.note(str(published.folder))
     return BuildResult(published, built=True, seconds=time.monotonic() - started)
@@ -169,7 +171,13 @@ def _fill(version: Path, files: Mapping[str, Path], stored: Mapping[str, Any], o
 
 def is_exact(settings: EngineSettings) -> bool:
     """Returns whether the runner computes in float32 throughout."""
-    return settings.runner == "torch" or bool(settings.runner_options.exact)
+    options = settings.runner_options
+    return bool(options.dtype == "float32" if settings.runner == "torch" else options.exact)
+
+
+def _instance_kind(options: Mapping[str, Any]) -> str:
+    """Returns who places the model: where it may be on a GPU it is the engine itself, by its option `device`."""
+    return "KIND_CPU" if options.get("device", "cpu") == "cpu" else "KIND_MODEL"
 
 
 def _model_files(source: Path, draft: Path | None) -> dict[str, Path]:

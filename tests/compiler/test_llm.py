@@ -18,6 +18,7 @@ from compiler.repository import Repository
 from tests.serving import write_llm
 
 pytest.importorskip("openvino")
+torch = pytest.importorskip("torch")
 
 
 OPTIONS = ("--exact", "--kv-cache-memory", "64MiB", "--max-num-seqs", "16", "--default-deadline-ms", "90000", "--json")
@@ -185,6 +186,40 @@ def test_what_is_no_model_is_refused(tmp_path):
     assert done.exit_code == 1 and "broken.gguf" in done.output and not (tmp_path / "repository").exists()
     done = run(tmp_path / "absent.gguf", "--name", "m", "-r", tmp_path / "repository")
     assert done.exit_code in (1, 2, 3) and "absent.gguf" in done.output
+
+
+def test_the_torch_runner_is_published_with_its_options(smollm2, tmp_path, monkeypatch):
+    monkeypatch.setattr("compiler.llm.parity.TEXTS", ("One sentence is enough here.",))
+    options = ("--runner", "torch", "--device", "auto", "--dtype", "bfloat16", "--kv-cache-memory", "64MiB")
+    done = run(smollm2, "--name", "torch", "-r", tmp_path, *options, "--json")
+    assert done.exit_code == 0, done.output
+    facts = json.loads(done.stdout)["manifest"]["llm"]
+    assert facts["capacity"]["block_bytes"] == 23_040 * 16  # 2 x 30 layers x 3 heads x 64 x 2 bytes
+    assert 1e-8 < facts["parity"]["nmse"] < FAST.nmse  # bfloat16, and judged as such
+    settings = json.loads((tmp_path / "torch" / "1" / "engine.json").read_text())
+    assert (settings["runner"], settings["dtype"], settings["device"]) == ("torch", "bfloat16", "auto")
+    assert "KIND_MODEL" in (tmp_path / "torch" / "config.pbtxt").read_text()
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
+def test_a_gpu_that_is_not_there_is_told_before_anything_is_read(smollm2, tmp_path):
+    done = run(smollm2, "--name", "x", "-r", tmp_path, "--runner", "torch", "--device", "cuda")
+    assert done.exit_code == 3 and "torch sees no GPU" in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (("--runner", "torch", "--dtype", "int8"), "allowed: float32, bfloat16, float16"),
+        (("--runner", "torch", "--device", "tpu"), "allowed: auto, cpu, cuda, cuda:N"),
+        (("--runner", "torch", "--gpu-memory-utilization", "1.5"), "gpu_memory_utilization is 1.5"),
+        (("--device", "cuda"), "there is no option 'device'"),
+    ],
+)
+def test_options_of_the_torch_runner_are_checked(smollm2, tmp_path, options, words):
+    done = run(smollm2, "--name", "x", "-r", tmp_path, *options)
+    assert done.exit_code == 2 and words in done.stderr
 
 
 def test_a_damaged_settings_file_is_refused_by_name(tmp_path):

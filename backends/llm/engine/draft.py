@@ -77,7 +77,9 @@ def open_draft(settings: EngineSettings, tokenizer: Tokenizer, config: DecoderCo
     model = load_model(path)
     _check_vocabulary(path, load_tokenizer(path), tokenizer)
     own, other = (kv_bytes_per_block(c, "f16", 1) for c in (model.config, config))
-    total: int = settings.runner_options.kv_cache_bytes
+    total: int | None = settings.runner_options.kv_cache_bytes
+    if total is None:
+        raise UsageError("a draft model shares the memory of the KV cache: kv_cache_bytes has to be given")
     share = total * own // (own + other)
     rest = replace(settings, runner_options=replace(settings.runner_options, kv_cache_bytes=total - share))
     return DraftModel(model, rest, share, min(config.vocab_size, model.config.vocab_size))

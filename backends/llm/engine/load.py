@@ -39,7 +39,7 @@ class EngineSettings:
 
     def open_runner(self, model: LoadedModel) -> ModelRunner:
         """Returns the runner with the model's weights in it."""
-        runner: ModelRunner = _runner_parts(self.runner)[1](model, self.runner_options)
+        runner: ModelRunner = _runner_parts(self.runner)[1](model, self.runner_options, self.scheduler)
         return runner
 
 
@@ -150,7 +150,11 @@ def _runner_parts(runner: str) -> tuple[Any, Any]:
     if runner == "torch":
         from backends.llm.runners.torch_runner import TorchOptions, torch_runner
 
-        return TorchOptions, torch_runner
+        def open_torch(model: LoadedModel, options: TorchOptions, scheduler: SchedulerConfig) -> ModelRunner:
+            tokens, seqs = scheduler.max_num_batched_tokens, scheduler.max_num_seqs
+            return torch_runner(model, options, max_num_batched_tokens=tokens, max_num_seqs=seqs)
+
+        return TorchOptions, open_torch
     from backends.llm.runners.openvino import OpenVinoOptions, OpenVinoRunner
 
-    return OpenVinoOptions, OpenVinoRunner
+    return OpenVinoOptions, lambda model, options, scheduler: OpenVinoRunner(model, options)

@@ -34,6 +34,12 @@ def suits(config: DecoderConfig, dtype: torch.dtype) -> bool:
     return config.head_dim in HEAD_DIMS and dtype in DTYPES
 
 
+def workspace_bytes(config: DecoderConfig) -> int:
+    """Returns what its wrappers take: one for each kind of layer that the model has."""
+    kinds = {is_windowed(config, layer) for layer in range(config.num_hidden_layers)}
+    return len(kinds) * _WORKSPACE_BYTES
+
+
 def new_wrapper(device: torch.device) -> Any:
     """Returns one of its wrappers with a workspace of its own."""
     from flashinfer import BatchPrefillWithPagedKVCacheWrapper

@@ -18,6 +18,7 @@ from backends.llm.models.decoder import Decoder
 from backends.llm.runners import flashinfer_attention
 from backends.llm.runners.decode_graphs import Capture, DecodeGraphs, cuda_capture
 from backends.llm.runners.flashinfer_attention import FlashInferAttention
+from backends.llm.runners.gpu_memory import kv_cache_bytes_left, step_bytes
 from backends.llm.runners.option_values import take_flags, take_integers
 from backends.llm.runners.step_attention import KernelAttention, PagedCache, PlainAttention, StepAttention
 from backends.llm.runners.step_inputs import flatten
@@ -25,6 +26,7 @@ from compiler.errors import EnvironmentLacks, UsageError
 
 Precision = Literal["float32", "bfloat16", "float16"]
 Attention = Literal["auto", "plain", "kernel", "flashinfer"]
+_CPU_CACHE_BYTES = 1 << 30
 
 
 @dataclass(frozen=True)
@@ -32,9 +34,11 @@ class TorchOptions:
     """How large the cache is, and where and how the model is computed.
 
     Attributes:
-        kv_cache_bytes: memory for keys and values; the number of blocks follows from it.
+        kv_cache_bytes: memory for keys and values; the number of blocks follows from it. None is 1 GiB on a CPU, and on
+            a GPU what `gpu_memory_utilization` leaves.
+        gpu_memory_utilization: the share of a GPU's memory that may be taken, by other processes too.
         block_size: tokens in a block; the kernel wants a power of 2 of at least 16.
-        device: "cpu", "cuda" or "cuda:N".
+        device: "cpu", "cuda" or "cuda:N"; "auto" becomes "cuda" where torch sees a GPU, else "cpu".
         dtype: of weights and caches.
         attention: "plain" gathers the blocks of one request after the other and writes every score down; "kernel" reads
             them in place (see paged_attention.py); "flashinfer" is the package's. "auto" is plain on a CPU; on a GPU it
@@ -42,7 +46,8 @@ class TorchOptions:
         cuda_graphs: on a GPU, steps of decodes alone are recorded and replayed, on our kernel (see decode_graphs.py).
     """
 
-    kv_cache_bytes: int = 1 << 28
+    kv_cache_bytes: int | None = None
+    gpu_memory_utilization: float = 0.9
     block_size: int = 16
     device: str = "cpu"
     dtype: Precision = "float32"
@@ -54,12 +59,17 @@ class TorchOptions:
             if getattr(self, name) not in get_args(kinds):
                 raise UsageError(f"{name} is {getattr(self, name)!r}; allowed: {', '.join(get_args(kinds))}")
         take_flags(self, ("cuda_graphs",))
-        take_integers(
-            self,
-            {"kv_cache_bytes": (1, "a number of bytes, more than 0"), "block_size": (1, "1 and more")},
-        )
+        whole = {"block_size": (1, "1 and more")}
+        if self.kv_cache_bytes is not None:
+            whole["kv_cache_bytes"] = (1, "a number of bytes, more than 0")
+        take_integers(self, whole)
+        share = self.gpu_memory_utilization
+        if isinstance(share, bool) or not isinstance(share, int | float) or not 0 < share <= 1:
+            raise UsageError(f"gpu_memory_utilization is {share!r}; allowed: above 0, up to 1")
+        if self.device == "auto":
+            object.__setattr__(self, "device", "cuda" if torch.cuda.is_available() else "cpu")
         if not isinstance(self.device, str) or not re.fullmatch(r"cpu|cuda(:\d+)?", self.device):
-            raise UsageError(f"device is {self.device!r}; allowed: cpu, cuda, cuda:N")
+            raise UsageError(f"device is {self.device!r}; allowed: auto, cpu, cuda, cuda:N")
         on_gpu = self.device != "cpu"
         wants_kernel = self.attention == "kernel" or (on_gpu and self.attention != "plain")
         if wants_kernel and (self.block_size < 16 or self.block_size & (self.block_size - 1)):
@@ -70,8 +80,13 @@ class TorchOptions:
             raise EnvironmentLacks(f"device is {self.device!r}, and torch sees no GPU", hint="use device 'cpu'")
 
 
-def torch_runner(model: LoadedModel, options: TorchOptions) -> TorchRunner:
+def torch_runner(
+    model: LoadedModel, options: TorchOptions, *, max_num_batched_tokens: int = 512, max_num_seqs: int = 64
+) -> TorchRunner:
     """Returns a runner with as many blocks as the memory holds.
+
+    Args:
+        max_num_batched_tokens, max_num_seqs: of the scheduler; what a step takes of a GPU's memory follows from them.
 
     Raises:
         UsageError: it holds none, or FlashInfer has no kernels for the model.
@@ -84,12 +99,25 @@ def torch_runner(model: LoadedModel, options: TorchOptions) -> TorchRunner:
     attention = choose_attention(
         options, config, has_flashinfer=flashinfer_attention.is_installed(), has_triton=find_spec("triton") is not None
     )
-    capture = None
-    if options.device != "cpu" and options.cuda_graphs and attention != "plain":
-        capture = cuda_capture(torch.device(options.device))
-    num_blocks = options.kv_cache_bytes // block_bytes - (capture is not None)  # graphs have one of their own
+    device, capture, memory = torch.device(options.device), None, options.kv_cache_bytes
+    if device.type == "cuda":
+        if options.cuda_graphs and attention != "plain":
+            capture = cuda_capture(device)
+        if memory is None:
+            free, total = torch.cuda.mem_get_info(device)
+            memory = kv_cache_bytes_left(
+                config,
+                dtype.itemsize,
+                free=free,
+                total=total,
+                utilization=options.gpu_memory_utilization,
+                step=step_bytes(config, dtype.itemsize, max_num_batched_tokens, max_num_seqs),
+                workspaces=flashinfer_attention.workspace_bytes(config) if attention == "flashinfer" else 0,
+            )
+    memory = _CPU_CACHE_BYTES if memory is None else memory
+    num_blocks = memory // block_bytes - (capture is not None)  # graphs have one of their own
     if num_blocks < 1:
-        raise UsageError(f"kv_cache_bytes is {options.kv_cache_bytes}; one block takes {block_bytes}")
+        raise UsageError(f"kv_cache_bytes is {memory}; one block takes {block_bytes}")
     return TorchRunner(
         model,
         num_blocks=num_blocks,
@@ -189,3 +217,5 @@ class TorchRunner:
     def close(self) -> None:
         """Frees weights and cache."""
         del self._decoder, self._attention, self._graphs
+        if self._device.type == "cuda":
+            torch.cuda.empty_cache()

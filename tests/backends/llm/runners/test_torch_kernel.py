@@ -64,5 +64,5 @@ def test_options_are_checked() -> None:
         TorchOptions(attention="kernel", block_size=24)
     with pytest.raises(UsageError, match="dtype is 'int8'; allowed: float32, bfloat16, float16"):
         TorchOptions(dtype="int8")  # type: ignore[arg-type]
-    with pytest.raises(UsageError, match="device is 'tpu'; allowed: cpu, cuda, cuda:N"):
+    with pytest.raises(UsageError, match="device is 'tpu'; allowed: auto, cpu, cuda, cuda:N"):
         TorchOptions(device="tpu")
