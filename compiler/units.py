@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 
-_BYTES = re.compile(r"(\d+(?:\.\d+)?) ?(KiB|MiB|GiB)")
+_BYTES = re.compile(r"(\d{1,12}(?:\.\d{1,12})?) ?(KiB|MiB|GiB|TiB)")
 _TIME = re.compile(r"(\d+(?:\.\d+)?) ?(ms|s)")
 _MS_IN = {"ms": 1.0, "s": 1000.0}
-_BYTES_IN = {"KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
+_BYTES_IN = {"KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
 
 
 def bytes_from_text(text: str) -> int | None:

@@ -23,7 +23,7 @@ def _bytes(context: click.Context, parameter: click.Parameter, text: str) -> int
 
     count = bytes_from_text(text)
     if not count:
-        raise click.BadParameter(f"{text!r} is not of the form 24GiB, 512MiB")
+        raise click.BadParameter(f"{text[:40]!r} is not of the form 24GiB, 512MiB; allowed: KiB, MiB, GiB, TiB")
     return count
 
 

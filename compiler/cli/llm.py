@@ -82,7 +82,7 @@ def command(
     if kv_cache_memory is not None:
         kv_cache_bytes = bytes_from_text(kv_cache_memory)
         if kv_cache_bytes is None:
-            raise UsageError(f"--kv-cache-memory is '{kv_cache_memory}'; allowed: KiB, MiB or GiB, as in 2GiB")
+            raise UsageError(f"--kv-cache-memory is '{kv_cache_memory}'; allowed: KiB, MiB, GiB or TiB, as in 2GiB")
         options["kv_cache_bytes"] = kv_cache_bytes
     if ready_within is not None and not ms_from_text(ready_within):
         raise UsageError(f"--ready-within is '{ready_within}'; allowed: a time such as 10s or 500ms")

@@ -103,7 +103,7 @@ def compile_llm(
             capacity = _capacity(runner, limit)
             log.note(_capacity_line(capacity))
         try:
-            report = _prove(runner, model, judged_prompts(tokenizer, limit), settings, stage)
+            report = _prove(runner, model, judged_prompts(tokenizer, runner, limit), settings, stage)
         finally:
             runner.close()
         if report.problem:

@@ -15,8 +15,10 @@ from backends.llm.engine.outputs import RequestId
 from backends.llm.engine.request import Request
 from backends.llm.engine.scheduler import Scheduler
 from backends.llm.loaders.base import LoadedModel
+from backends.llm.models.weights import values
 from backends.llm.runners.base import ModelRunner
 from backends.llm.tokenizers.base import Tokenizer
+from compiler.errors import ModelRefused
 
 Logits = npt.NDArray[np.float32]  # [num_tokens, vocab_size]
 
@@ -27,7 +29,7 @@ TEXTS = (
     "them went down. An hour later the whole word came through.",
     "Prix : 12,50 €; 東京は日本の首都です。 Привет, мир!",
 )
-MAX_TEXT_TOKENS = 96
+MAX_TEXT_TOKENS = 96  # a multiple of 16
 STEP_TOKENS = 24  # a step mixes chunks of several texts, and none is computed at once
 
 
@@ -69,18 +71,46 @@ class LogitsReport:
         }
 
 
-def judged_prompts(tokenizer: Tokenizer, max_model_len: int) -> list[list[int]]:
-    """Returns the token ids on which a runner is judged."""
-    longest = min(MAX_TEXT_TOKENS, max_model_len - 1)
-    return [ids[:longest] for text in TEXTS if (ids := tokenizer.encode(text))]
+def judged_prompts(tokenizer: Tokenizer, runner: ModelRunner, max_model_len: int) -> list[list[int]]:
+    """Returns the token ids on which a runner is judged.
+
+    Raises:
+        ModelRefused: the tokenizer is another model's, or a prompt with an answer has no room.
+    """
+    room = min(max_model_len, runner.num_blocks * runner.block_size)
+    if room < 2:
+        raise ModelRefused(f"the context has room for {room} tokens; at least 2 are needed, a prompt and an answer")
+    prompts = [ids[: min(MAX_TEXT_TOKENS, room - 1)] for text in TEXTS if (ids := tokenizer.encode(text))]
+    largest = max(map(max, prompts))
+    if largest >= runner.vocab_size:
+        raise ModelRefused(
+            f"the tokenizer makes token {largest} of plain text, and the model's vocabulary ends at "
+            f"{runner.vocab_size - 1}",
+            hint="the tokenizer is another model's; use the one that the model was trained with",
+        )
+    return prompts
 
 
 def reference_logits(model: LoadedModel, prompts: Sequence[Sequence[int]]) -> list[Logits]:
-    """Returns the logits of every position by the plain decoder in float32, one prompt at a time and whole."""
+    """Returns the logits of every position by the plain decoder in float32, one prompt at a time and whole.
+
+    Raises:
+        ModelRefused: they are not finite, or say nothing: no runner can be judged by them.
+    """
     from backends.llm.runners.torch_runner import TorchRunner
 
-    runner = TorchRunner(model, num_blocks=-(-MAX_TEXT_TOKENS // 16), block_size=16)
-    return [_logits(runner, [prompt], MAX_TEXT_TOKENS)[0] for prompt in prompts]
+    # Room for the longest text and the one token of an answer that the scheduler reckons with.
+    runner = TorchRunner(model, num_blocks=MAX_TEXT_TOKENS // 16 + 1, block_size=16)
+    logits = [_logits(runner, [prompt], MAX_TEXT_TOKENS)[0] for prompt in prompts]
+    if not all(np.isfinite(rows).all() for rows in logits):
+        broken = [name for name, weight in model.weights.items() if not np.isfinite(values(weight)).all()]
+        seen = f"NaN or infinity stands in {', '.join(broken[:3])}" if broken else "no weight is NaN or infinity"
+        raise ModelRefused(f"the plain decoder's own logits are not finite: {seen}", hint="the model itself is broken")
+    if any((np.ptp(rows, axis=1) == 0).any() for rows in logits):
+        raise ModelRefused(
+            "the plain decoder's own logits are the same for all tokens", hint="the model's weights are empty"
+        )
+    return logits
 
 
 def runner_logits(
@@ -99,10 +129,11 @@ def compare_logits(found: Sequence[Logits], references: Sequence[Logits], tolera
     if not np.isfinite(ours).all():
         return LogitsReport(len(ours), np.inf, np.inf, 0.0, f"{int((~np.isfinite(ours)).sum())} logits are not finite")
     spread = ((theirs - theirs.mean(axis=1, keepdims=True)) ** 2).sum(axis=1)
-    nmse = float((((ours - theirs) ** 2).sum(axis=1) / spread).mean())
+    with np.errstate(invalid="ignore", divide="ignore"):
+        nmse = float((((ours - theirs) ** 2).sum(axis=1) / spread).mean())
     agreement = float((ours.argmax(axis=1) == theirs.argmax(axis=1)).mean())
     problems = []
-    if nmse > tolerance.nmse:
+    if not nmse <= tolerance.nmse:  # NaN fails too
         problems.append(f"the normalised mean square error is {nmse:.2e}, {tolerance.nmse:.0e} is allowed")
     if agreement < tolerance.agreement:
         problems.append(f"the most likely token agrees in {agreement:.1%}, {tolerance.agreement:.0%} is needed")

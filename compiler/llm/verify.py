@@ -35,9 +35,9 @@ def verify_llm(repository: Repository, published: Published) -> LogitsReport:
     path, settings = settings_for(published.folder, {})  # with the graph that it carries, where it does
     model = load_model(path)
     limit = min(settings.scheduler.max_model_len, model.config.max_position_embeddings)
-    prompts = judged_prompts(load_tokenizer(path), limit)
     runner = settings.open_runner(model)
     try:
+        prompts = judged_prompts(load_tokenizer(path), runner, limit)
         found = runner_logits(runner, prompts)
     finally:
         runner.close()

@@ -255,6 +255,8 @@ def test_the_comparison_sees_wrong_logits():
     broken = [reference[0].copy()]
     broken[0][2, 3] = np.nan
     assert compare_logits(broken, reference, FAST).problem == "1 logits are not finite"
+    constant = [np.zeros((1, 4), np.float32)]
+    assert "is nan" in compare_logits(constant, constant, FAST).problem  # 0 / 0 proves nothing
     # sum((x - r)^2) / sum((r - mean)^2) by hand: one row [0, 2] against [0, 1]: 1 / 0.5
     hand = compare_logits([np.array([[0.0, 2.0]], np.float32)], [np.array([[0.0, 1.0]], np.float32)], FAST)
     assert hand.nmse == pytest.approx(2.0) and hand.max_abs == 1.0

@@ -47,6 +47,10 @@ class LiveRequests:
         self.sequences[first.request_id] = first
         if group.deadline_ns is not None:
             heapq.heappush(self._deadlines, (group.deadline_ns, group.request_id))
+            # Those that ended in time are as many as living ones at most: a deadline may be a day away.
+            if len(self._deadlines) > 2 * len(self.groups) + 16:
+                self._deadlines = [(g.deadline_ns, i) for i, g in self.groups.items() if g.deadline_ns is not None]
+                heapq.heapify(self._deadlines)
 
     def advance(self, update: RequestUpdate, sampled: Sampled) -> StepOutput:
         """Brings an answer up to date with the tokens of a step."""

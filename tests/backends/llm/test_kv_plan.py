@@ -71,11 +71,21 @@ def test_a_folder_counts_its_weight_files_and_a_quantised_one_is_answered(tmp_pa
     assert found["weight_bytes"] == 1500
 
 
+def test_memory_in_the_largest_unit(tmp_path: Path) -> None:
+    fits = [
+        json.loads(_run("--model", str(_config(tmp_path)), "--memory", memory, "--json").output)["fits"]
+        for memory in ("1.5TiB", "1536GiB")
+    ]
+    assert fits[0] == fits[1] and fits[0][0]["requests"] > 1000
+
+
 def test_wrong_usage(tmp_path: Path) -> None:
     path = str(_config(tmp_path))
     for words, said in (
         (["--model", path, "--memory", "24"], "'24' is not of the form 24GiB"),
         (["--model", path, "--memory", "0GiB"], "'0GiB' is not of the form"),
+        (["--model", path, "--memory", "24GB"], "allowed: KiB, MiB, GiB, TiB"),
+        (["--model", path, "--memory", "9" * 400 + "GiB"], "is not of the form"),
         (["--model", path, "--memory", "1GiB", "--block-size", "0"], "0 is not in the range"),
         (["--model", path, "--memory", "1GiB", "--dtype", "u4"], "'u4' is not one of"),
         (["--memory", "1GiB"], "Missing option '--model'"),

@@ -147,8 +147,18 @@ def _block_bytes(port: ov.Output) -> int:
 
 
 def _zeroed(num_bytes: int) -> npt.NDArray[np.uint8]:
-    """Returns memory on page borders, which the system hands out as it is written to."""
-    return np.frombuffer(mmap.mmap(-1, num_bytes), dtype=np.uint8)
+    """Returns memory on page borders, which the system hands out as it is written to.
+
+    Raises:
+        UsageError: it is more than the system has.
+    """
+    try:
+        return np.frombuffer(mmap.mmap(-1, num_bytes), dtype=np.uint8)
+    except (OSError, OverflowError) as error:
+        raise UsageError(
+            f"kv_cache_bytes is too large: the system does not give {num_bytes:,} bytes for one layer's keys ({error})",
+            hint="give the KV cache less memory",
+        ) from None
 
 
 def _as_tensor(memory: npt.NDArray[np.uint8], port: ov.Output, num_blocks: int) -> ov.Tensor:

@@ -231,6 +231,18 @@ def test_a_deadline_goes_with_its_request_and_not_with_the_id():
     assert run(engine)[("b", 0)][-1].delta.finish_reason is FinishReason.LENGTH
 
 
+def test_deadlines_of_answers_that_came_in_time_are_not_kept():
+    clock = Clock()
+    engine = make_engine(clock=clock)
+    engine.add_request("late", "hello", SamplingParams(max_tokens=100, ignore_eos=True), deadline_ms=1e6)
+    for index in range(60):
+        engine.add_request(f"r{index}", "hello", SamplingParams(max_tokens=1), deadline_ms=1e9)
+        engine.step()
+    assert len(engine._live._deadlines) <= 20
+    clock.now_ns = 10**12
+    assert [o.delta.finish_reason for o in engine.step() if o.request_id == "late"] == [FinishReason.DEADLINE]
+
+
 def test_a_deadline_that_cannot_be_met_is_refused_at_once():
     clock = Clock()
     engine = make_engine(clock=clock)
