@@ -63,3 +63,17 @@ def prompt_too_long(num_tokens: int, max_model_len: int) -> RequestRefused:
         f"for {max_model_len}",
         "too_long",
     )
+
+
+def check_prompt_length(num_tokens: int, max_model_len: int) -> None:
+    """Raises RequestRefused where a prompt is empty, or leaves no room for an answer."""
+    if not num_tokens:
+        raise RequestRefused("the prompt has no tokens, at least 1 is needed", "invalid")
+    if num_tokens >= max_model_len:
+        raise prompt_too_long(num_tokens, max_model_len)
+
+
+def too_many_wait(num_waiting: int, limit: int, num_free: int) -> RequestRefused:
+    """Returns the refusal of a request that comes when `limit` wait, beside those that find a free place."""
+    places = f" beside those for {num_free} free places" if num_free else ""
+    return RequestRefused(f"{num_waiting} requests wait already, {limit} are allowed{places}", "overloaded")

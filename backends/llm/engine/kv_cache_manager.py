@@ -72,6 +72,10 @@ class KVCacheManager:
         table = self._tables.get(request_id)
         return len(table.blocks) if table else 0
 
+    def num_missing_blocks(self, request: Request) -> int:
+        """Returns how many blocks a running request still needs for the tokens that it has."""
+        return max(0, self.num_blocks_for(request.num_tokens) - self.num_blocks_of(request.request_id))
+
     def block_ids(self, request_id: RequestId, num_tokens: int) -> list[BlockId]:
         """Returns the blocks that hold the first `num_tokens` tokens of a request."""
         return self._tables[request_id].block_ids[: self.num_blocks_for(num_tokens)]

@@ -83,6 +83,12 @@ class Request:
         """Tokens that a step must compute before the next one can be sampled: 1 while decoding."""
         return len(self.token_ids) - self.num_computed_tokens
 
+    def start_over(self) -> None:
+        """Forgets what was computed, not what was said: the answer so far is part of what will be computed again."""
+        self.num_computed_tokens = 0
+        self.draft_token_ids = ()
+        self.num_preemptions += 1
+
     def append(self, sampled: Sequence[int]) -> Sequence[int]:
         """Takes over sampled tokens up to the first that ends the answer; sets `finish_reason` there.
 

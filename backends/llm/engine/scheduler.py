@@ -27,8 +27,8 @@ from backends.llm.engine.outputs import RequestId, RequestUpdate, SchedulerOutpu
 from backends.llm.engine.policies import policy_named
 from backends.llm.engine.request import FinishReason, Request
 from backends.llm.engine.step import Step, scheduled_requests
-from backends.llm.engine.waiting import WaitingRequests
-from backends.llm.errors import RequestRefused, prompt_too_long
+from backends.llm.engine.waiting import StaticBatch, WaitingRequests
+from backends.llm.errors import RequestRefused, check_prompt_length, too_many_wait
 
 
 class Scheduler:
@@ -47,8 +47,8 @@ class Scheduler:
         self._waiting = WaitingRequests(self._policy, self._is_long)
         self._running: dict[RequestId, Request] = {}
         self._requests: dict[RequestId, Request] = {}  # those that wait and those that run
-        self._num_added = self._static_batch = 0
-        self._num_preemptions = self._num_prefix_queries = self._num_prefix_hits = 0
+        self._static = StaticBatch() if config.batching == "static" else None
+        self._num_added = self._num_preemptions = self._num_prefix_queries = self._num_prefix_hits = 0
 
     @property
     def has_requests(self) -> bool:
@@ -73,10 +73,7 @@ class Scheduler:
         """
         if request.request_id in self._requests:
             raise RequestRefused(f"request id '{request.request_id}' is in use", "invalid")
-        if not request.prompt_token_ids:
-            raise RequestRefused("the prompt has no tokens, at least 1 is needed", "invalid")
-        if request.num_prompt_tokens >= self.max_model_len:
-            raise prompt_too_long(request.num_prompt_tokens, self.max_model_len)
+        check_prompt_length(request.num_prompt_tokens, self.max_model_len)
         if limited:
             self._check_room()
         request.max_output_tokens = min(request.max_output_tokens, self.max_model_len - request.num_prompt_tokens)
@@ -91,8 +88,7 @@ class Scheduler:
         # Those that find a free place wait for the next step and for nobody: an idle engine takes them all.
         free = max(0, self.config.max_num_seqs - len(self._running))
         if limit is not None and self.num_waiting >= limit + free:
-            places = f" beside those for {free} free places" if free else ""
-            raise RequestRefused(f"{self.num_waiting} requests wait already, {limit} are allowed{places}", "overloaded")
+            raise too_many_wait(self.num_waiting, limit, free)
 
     def schedule(self, now_ns: int = 0) -> SchedulerOutput:
         """Returns the next step, which begins now; an empty one where nothing can be done."""
@@ -186,8 +182,8 @@ class Scheduler:
             assert request.num_computed_tokens < request.num_tokens, "a running request has something to compute"
         assert all(self._kv.num_blocks_of(request_id) == 0 for request_id in waiting)
         assert len(self._running) <= self.config.max_num_seqs
-        under_way = [r for r in self._running.values() if r.num_uncomputed_tokens > 1]
-        assert sum(map(self._is_long, under_way)) <= 1, "long prompts are computed one at a time"
+        num_long = sum(r.num_uncomputed_tokens > 1 and self._is_long(r) for r in self._running.values())
+        assert num_long <= 1, "long prompts are computed one at a time"
 
     def _schedule_decodes(self, step: Step) -> list[Request]:
         """Schedules all that are behind by one token; returns the others, in the policy's order."""
@@ -198,12 +194,10 @@ class Scheduler:
             if request.num_uncomputed_tokens > 1:
                 prompts.append(request)
             elif request.request_id in self._running:  # not preempted by one before it
-                if len(request.draft_token_ids) > for_drafts:
-                    request.draft_token_ids = request.draft_token_ids[: max(0, for_drafts)]
+                request.draft_token_ids = request.draft_token_ids[: max(0, for_drafts)]
                 for_drafts -= len(request.draft_token_ids)
                 self._give_tokens(request, 1, step)
-        prompts = [request for request in prompts if request.request_id in self._running]
-        return sorted(prompts, key=self._policy.rank) if len(prompts) > 1 else prompts
+        return sorted((r for r in prompts if r.request_id in self._running), key=self._policy.rank)
 
     def _schedule_prompts(self, prompts: Sequence[Request], step: Step) -> Request | None:
         """Schedules the short prompts under way, then the share of the long one, which is returned."""
@@ -231,7 +225,7 @@ class Scheduler:
         """
         long = None
         take_long = not any(map(self._is_long, prompts))
-        reserved = len(self._running) + sum(self._num_missing_blocks(request) for request in prompts)
+        reserved = len(self._running) + sum(map(self._kv.num_missing_blocks, prompts))
         while step.budget > 0 and self._num_places() > 0:
             request = self._waiting.peek(take_long=take_long)
             if request is None:
@@ -253,19 +247,16 @@ class Scheduler:
         return long
 
     def _num_places(self) -> int:
-        """Returns how many more requests may start; static batching fills its places only when all of them are free."""
+        """Returns how many more requests may start now."""
         free = self.config.max_num_seqs - len(self._running)
-        if self.config.batching == "continuous":
-            return free
-        if not self._running:
-            self._static_batch = min(self.num_waiting, free)
-        return min(free, self._static_batch)
+        return self._static.num_places(free, len(self._running), self.num_waiting) if self._static else free
 
     def _start(self, request: Request, num_cached: int, now_ns: int) -> None:
         """Moves a request that was admitted from the waiting to the running ones."""
         self._waiting.remove(request)
         self._running[request.request_id] = request
-        self._static_batch -= 1
+        if self._static:
+            self._static.num_left -= 1
         request.num_computed_tokens = num_cached
         if request.num_cached_tokens is None:  # for the first time, not after a preemption
             request.num_cached_tokens = num_cached
@@ -301,14 +292,9 @@ class Scheduler:
         step.preempted.append(request.request_id)
         del self._running[request.request_id]
         self._kv.free(request)
-        request.num_computed_tokens = 0
-        request.draft_token_ids = ()
-        request.num_preemptions += 1
+        request.start_over()
         self._num_preemptions += 1
         self._waiting.push(request)
-
-    def _num_missing_blocks(self, request: Request) -> int:
-        return max(0, self._kv.num_blocks_for(request.num_tokens) - self._kv.num_blocks_of(request.request_id))
 
     def _is_long(self, request: Request) -> bool:
         return request.num_tokens > self.config.long_prefill_tokens

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
 from backends.llm.engine.policies import Policy, Queue
 from backends.llm.engine.request import Request
@@ -46,3 +47,19 @@ class WaitingRequests:
 
     def _queue_of(self, request: Request) -> Queue:
         return self._long if self._is_long(request) else self._short
+
+
+@dataclass(slots=True)
+class StaticBatch:
+    """Static batching, there to be compared with: places are filled when all of them are free, and not in between.
+
+    Attributes:
+        num_left: of the batch that is being filled; its prompts may take several steps.
+    """
+
+    num_left: int = 0
+
+    def num_places(self, num_free: int, num_running: int, num_waiting: int) -> int:
+        if not num_running:
+            self.num_left = min(num_waiting, num_free)
+        return min(num_free, self.num_left)
