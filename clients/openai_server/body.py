@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+import reprlib
 import time
 from collections.abc import Awaitable, Callable, MutableMapping
+from itertools import islice
 from typing import Any, TypeVar
 
 import pydantic
@@ -19,6 +21,8 @@ log = logging.getLogger("modelkiln.openai")
 
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Model = TypeVar("Model", bound=pydantic.BaseModel)
+_SHORT = reprlib.Repr()  # of a value of any size
+_SHORT.maxstring = 80
 CHUNK_COUNT = "modelkiln.chunks"  # of a scope's extensions: chunks of the body so far, counted by protocol.py
 
 
@@ -111,9 +115,9 @@ def parse_body(body: bytes, model: type[Model], limits: Limits) -> Model:
     data = json_from_bytes(body, limits)
     if not isinstance(data, dict):
         raise ApiError(400, f"the body is a JSON {_json_type(data)}; allowed: an object")
-    unknown = sorted(name for name in data if name not in model.model_fields)
+    unknown = sorted(islice((name for name in data if name not in model.model_fields), 10))
     if unknown:
-        log.info("ignored fields that are not known: %s", ", ".join(repr(name[:40]) for name in unknown[:10]))
+        log.info("ignored fields that are not known: %s", ", ".join(repr(name[:40]) for name in unknown))
     try:
         return model.model_validate(data)
     except pydantic.ValidationError as error:
@@ -191,11 +195,15 @@ def _check_encoding(content_encoding: bytes) -> None:
 def _schema_error(error: pydantic.ValidationError, data: Any) -> ApiError:
     """Returns the first fault, by the path of the field as clients write it: messages.0.role."""
     faults = error.errors(include_url=False, include_context=False)
-    # Where several forms are allowed there is a fault for each: the deepest one is of the form that was meant.
+    # Where several forms are allowed there is a fault for each: the deepest one is of the form that was meant, or one
+    # of the right type.
     of_field = [fault for fault in faults if fault["loc"][:1] == faults[0]["loc"][:1]]
-    path, fault = max(((_path(fault, data), fault) for fault in of_field), key=lambda found: len(found[0]))
+    path, fault = max(
+        ((_path(fault, data), fault) for fault in of_field),
+        key=lambda found: (len(found[0]), not found[1]["type"].endswith("_type")),
+    )
     param = ".".join(path) or None
-    seen = repr(fault["input"])
+    seen = _SHORT.repr(fault["input"])
     seen = seen if len(seen) <= 80 else seen[:77] + "..."
     reason = fault["msg"].removeprefix("Value error, ")
     return ApiError(400, f"{param or 'the body'}: {reason} (seen: {seen})", param=param, code="invalid_value")

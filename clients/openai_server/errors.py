@@ -89,7 +89,9 @@ def error_from_client(error: ClientError, fields: Mapping[str, str] = _AS_THEY_A
     if isinstance(error, Overloaded):
         return ApiError(429, error.message, type="rate_limit_error", code="overloaded", headers={"retry-after": "1"})
     if isinstance(error, DeadlineExceeded):
-        return deadline_error(error.message)
+        # That of gRPC or of the client names Triton's address; that of the engine says what can be.
+        ours = error.status == "DEADLINE_EXCEEDED"
+        return deadline_error("the deadline came before the answer" if ours else error.message)
     if isinstance(error, StreamBroken):
         log.warning("an answer broke off: %s", error)
         return unavailable("the model stopped in the middle of the answer; try again later")

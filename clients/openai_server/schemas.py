@@ -1,19 +1,39 @@
-"""What clients send: the requests of the OpenAI API, with the fields that vLLM's server adds to them."""
+"""What clients send: the requests of the OpenAI API, with the fields that vLLM's server adds to them.
+
+Lists are read up to their first fault (`fail_fast`) and have an end: a million faults of one body would take seconds in
+which nothing else runs.
+"""
 
 from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 INT32 = 2**31 - 1
 INT64 = 2**63 - 1
+MAX_MESSAGES = 16_384  # and parts of one
+MAX_BIASES = 10_000
 
 Text = Annotated[str, Field(min_length=1, max_length=256)]
 TokenId = Annotated[int, Field(ge=0, le=INT32)]
+Tokens = Annotated[list[TokenId], Field(min_length=1, fail_fast=True)]
 Penalty = Annotated[float, Field(ge=-2, le=2)]
+
+
+def _few(biases: Any) -> Any:
+    """`max_length` of an object counts what is valid, after all of it was read."""
+    if isinstance(biases, dict) and len(biases) > MAX_BIASES:
+        raise ValueError(f"{len(biases)} tokens have a bias; allowed: {MAX_BIASES}")
+    return biases
+
+
 # A JSON object has no other keys than texts.
-LogitBias = dict[Annotated[str, Field(pattern=r"^[0-9]{1,10}$")], Annotated[float, Field(ge=-100, le=100)]]
+LogitBias = Annotated[
+    dict[Annotated[str, Field(pattern=r"^[0-9]{1,10}$")], Annotated[float, Field(ge=-100, le=100)]],
+    BeforeValidator(_few, json_schema_input_type=dict[str, float]),
+    Field(json_schema_extra={"maxProperties": MAX_BIASES}),
+]
 
 
 class Request(BaseModel):
@@ -36,7 +56,9 @@ class Sampling(Request):
     presence_penalty: Penalty | None = 0.0
     frequency_penalty: Penalty | None = 0.0
     seed: int | None = Field(None, ge=-INT64 - 1, le=INT64)
-    stop: Text | Annotated[list[Text], Field(max_length=16)] | None = Field(None, description="They end the answer.")
+    stop: Text | Annotated[list[Text], Field(max_length=16, fail_fast=True)] | None = Field(
+        None, description="They end the answer."
+    )
     logit_bias: LogitBias | None = Field(None, description="Added to the logits, by token id.")
     stream: bool | None = False
     stream_options: StreamOptions | None = None
@@ -45,7 +67,7 @@ class Sampling(Request):
     min_p: float | None = Field(None, ge=0, le=1)
     repetition_penalty: float | None = Field(None, ge=0.01, le=100)
     min_tokens: int | None = Field(None, ge=0, le=INT32)
-    stop_token_ids: Annotated[list[TokenId], Field(max_length=128)] | None = None
+    stop_token_ids: Annotated[list[TokenId], Field(max_length=128, fail_fast=True)] | None = None
     ignore_eos: bool | None = None
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
@@ -75,9 +97,11 @@ class ToolCall(Request):
 
 class Message(Request):
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | list[TextPart] | None = Field(None, description="Text; pictures and sound are not taken.")
+    content: str | Annotated[list[TextPart], Field(max_length=MAX_MESSAGES, fail_fast=True)] | None = Field(
+        None, description="Text; pictures and sound are not taken."
+    )
     name: str | None = Field(None, max_length=256)
-    tool_calls: list[ToolCall] | None = None
+    tool_calls: Annotated[list[ToolCall], Field(max_length=1024, fail_fast=True)] | None = None
     tool_call_id: str | None = Field(None, max_length=256)
 
 
@@ -130,13 +154,13 @@ ResponseFormat = Annotated[TextFormat | JsonObjectFormat | JsonSchemaFormat, Fie
 class ChatRequest(Sampling):
     """POST /v1/chat/completions"""
 
-    messages: list[Message] = Field(min_length=1)
+    messages: list[Message] = Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)
     max_completion_tokens: int | None = Field(None, ge=1, le=INT32, description="Goes before max_tokens.")
     max_tokens: int | None = Field(None, ge=1, le=INT32, description="By default as many as the context has room for.")
     logprobs: bool | None = False
     top_logprobs: int | None = Field(None, ge=0, le=20, description="Needs logprobs.")
     response_format: ResponseFormat | None = None
-    tools: list[Tool] | None = Field(None, max_length=128)
+    tools: Annotated[list[Tool], Field(max_length=128, fail_fast=True)] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
     parallel_tool_calls: bool | None = Field(True, description="False: one call at most.")
 
@@ -146,9 +170,9 @@ class CompletionRequest(Sampling):
 
     prompt: (
         str
-        | Annotated[list[str], Field(min_length=1, max_length=2048)]
-        | Annotated[list[TokenId], Field(min_length=1)]
-        | Annotated[list[Annotated[list[TokenId], Field(min_length=1)]], Field(min_length=1, max_length=2048)]
+        | Annotated[list[str], Field(min_length=1, max_length=2048, fail_fast=True)]
+        | Tokens
+        | Annotated[list[Tokens], Field(min_length=1, max_length=2048, fail_fast=True)]
     ) = Field(description="A text, tokens, or a list of either.")
     max_tokens: int | None = Field(16, ge=1, le=INT32)
     logprobs: int | None = Field(None, ge=0, le=20)
@@ -160,7 +184,9 @@ class EmbeddingRequest(Request):
     """POST /v1/embeddings"""
 
     model: str = Field(max_length=256, description="An id from /v1/models.")
-    input: str | Annotated[list[str], Field(min_length=1, max_length=2048)] = Field(description="A text, or a list.")
+    input: str | Annotated[list[str], Field(min_length=1, max_length=2048, fail_fast=True)] = Field(
+        description="A text, or a list."
+    )
     encoding_format: Literal["float", "base64"] | None = "float"
     dimensions: int | None = Field(None, ge=1, le=INT32, description="The model's own number; others are refused.")
     user: str | None = Field(None, max_length=256)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from clients.errors import ClientError, ServerError, ServerUnavailable, StreamBroken, server_error
+from clients.errors import ClientError, DeadlineExceeded, ServerError, ServerUnavailable, StreamBroken, server_error
 from clients.openai_server.errors import error_from_client
 
 CASES: list[tuple[ClientError, int, str | None, str | None]] = [
@@ -14,6 +14,7 @@ CASES: list[tuple[ClientError, int, str | None, str | None]] = [
     (server_error("ERROR", "[overloaded] 64 wait"), 429, None, "overloaded"),
     (server_error("ERROR", "[deadline] too late"), 503, None, "deadline_exceeded"),
     (server_error("DEADLINE_EXCEEDED", "no answer in time"), 503, None, "deadline_exceeded"),
+    (DeadlineExceeded("DEADLINE_EXCEEDED", "nothing was sent to 10.0.0.1:8001"), 503, None, "deadline_exceeded"),
     (server_error("ERROR", "[internal] KeyError in /srv/x.py"), 500, None, "internal"),
     (ServerError("INTERNAL", "/srv/x.py"), 500, None, "internal"),
     (ServerError("UNAVAILABLE", "model 'x' version 1 is at /srv"), 503, None, "unavailable"),
