@@ -123,6 +123,14 @@ def _logprobs(tokens: Sequence[TokenLogprob], offset: int) -> dict[str, Any]:
     return {
         "tokens": [token.token for token in tokens],
         "token_logprobs": [token.logprob for token in tokens],
-        "top_logprobs": [{top.token: top.logprob for top in token.top} for token in tokens],
+        "top_logprobs": [_best(token) for token in tokens],
         "text_offset": offsets,
     }
+
+
+def _best(token: TokenLogprob) -> dict[str, float]:
+    """Returns the best tokens' log probabilities by text, and the chosen one's, which may be one more."""
+    best: dict[str, float] = {}
+    for one in (*token.top, token):
+        best.setdefault(one.token, one.logprob)  # several tokens may have one text
+    return best

@@ -34,7 +34,11 @@ from clients.openai_server.work import Work, all_or_none, merged
 
 Result = TypeVar("Result")
 _PROMPTS_AT_ONCE = 32  # of one request; others wait their turn here and not in the engine's queue
-_EVENT_STREAM = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
+_EVENT_STREAM = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),  # nginx holds responses back until they are complete, if it is not told
+]
 
 
 class Stream(Protocol):

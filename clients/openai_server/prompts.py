@@ -42,7 +42,8 @@ def chat_prompt(model: LanguageModel, request: ChatRequest) -> Prompt:
     tools = [] if request.tool_choice == "none" else [t.model_dump(exclude_none=True) for t in request.tools or ()]
     for message in messages:
         model.check_length(str(message.get("content", "")), "messages")
-    text = _checked(lambda: model.tokenizer.chat_text(messages, tools=tools))
+    settings = request.chat_template_kwargs or {}
+    text = _checked(lambda: model.tokenizer.chat_text(messages, tools=tools, settings=settings))
     model.check_length(text, "messages")
     if tools and not all(tool["function"]["name"] in text for tool in tools):
         log.info("model %s: its chat template leaves out the tools", model.name)

@@ -162,6 +162,9 @@ class ChatRequest(Sampling):
     response_format: ResponseFormat | None = None
     tools: Annotated[list[Tool], Field(max_length=128, fail_fast=True)] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
+    chat_template_kwargs: dict[str, Any] | None = Field(
+        None, description='As vLLM has it: what the template may ask for, such as {"enable_thinking": false}.'
+    )
     parallel_tool_calls: bool | None = Field(True, description="False: one call at most.")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, Protocol
 
 
@@ -56,6 +57,11 @@ class Tokenizer(Protocol):
         *,
         tools: Sequence[Mapping[str, Any]] = (),
         add_generation_prompt: bool = True,
+        settings: Mapping[str, Any] = MappingProxyType({}),
     ) -> str:
-        """Returns the text that `chat` makes tokens of, without further special tokens; raises as `chat` does."""
+        """Returns the text that `chat` makes tokens of, without further special tokens; raises as `chat` does.
+
+        Args:
+            settings: more of what the template may ask for by name.
+        """
         ...

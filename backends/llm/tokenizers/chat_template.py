@@ -10,6 +10,7 @@ import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
+from types import MappingProxyType
 from typing import Any
 
 import jinja2
@@ -62,8 +63,12 @@ class ChatTemplate:
         tools: Sequence[Mapping[str, Any]] = (),
         add_generation_prompt: bool = True,
         special_tokens: Mapping[str, str],
+        settings: Mapping[str, Any] = MappingProxyType({}),
     ) -> str:
         """Returns the prompt's text.
+
+        Args:
+            settings: more of what the template may ask for by name, such as Qwen3's `enable_thinking`.
 
         Raises:
             InvalidRequest: the template refuses these messages, fails on them, or does too much.
@@ -72,6 +77,7 @@ class ChatTemplate:
             # Keys without a value are dropped, as OpenAI's clients send them and templates do not expect them.
             plain = [{k: _plain(v) for k, v in m.items() if v is not None} for m in messages]
             values = {
+                **_plain(settings),
                 **special_tokens,
                 "messages": plain,
                 "tools": _plain(tools) if tools else None,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import tokenizers
@@ -126,6 +127,7 @@ class TextTokenizer:
         *,
         tools: Sequence[Mapping[str, Any]] = (),
         add_generation_prompt: bool = True,
+        settings: Mapping[str, Any] = MappingProxyType({}),
     ) -> str:
         """Returns the text that `chat` makes tokens of."""
         name = "tool_use" if tools and "tool_use" in self._templates else "default"
@@ -136,7 +138,11 @@ class TextTokenizer:
                 hint="give it a prompt, not messages",
             )
         return self._templates[name].render(
-            messages, tools=tools, add_generation_prompt=add_generation_prompt, special_tokens=self._special_tokens
+            messages,
+            tools=tools,
+            add_generation_prompt=add_generation_prompt,
+            special_tokens=self._special_tokens,
+            settings=settings,
         )
 
 

@@ -250,3 +250,13 @@ def test_the_tracer_of_a_debugger_is_put_back() -> None:
         assert sys.gettrace() is tracer
     finally:
         sys.settrace(before)
+
+
+def test_settings_are_known_by_name_and_hide_nothing_of_the_request() -> None:
+    source = "{{ enable_thinking }}{{ messages | length }}{{ bos_token }}"
+    settings = {"enable_thinking": False, "messages": [], "bos_token": "x"}
+    assert _render(source, settings=settings) == f"False{len(MESSAGES)}{SPECIAL['bos_token']}"
+    assert _render("{{ enable_thinking is defined }}") == "False"
+    for bad in ({"range": 5}, {"raise_exception": {"a": 1}}):  # only its own prompt fails
+        with pytest.raises(InvalidRequest):
+            _render("{{ range(3) | list }}{{ raise_exception('x') }}", settings=bad)

@@ -25,7 +25,7 @@ TEMPLATE = (
     "{{ bos_token }}{% if tools %}<system>Tools: {{ tools | tojson }} Call them as <tool_call>{...}</tool_call>"
     "{% endif %}{% for m in messages %}{{ '<' + m.role + '>' + m.content }}{% for call in m.tool_calls or [] %}"
     "[{{ call.function.name }} {{ call.function.arguments | tojson }}]{% endfor %}{% endfor %}"
-    "{% if add_generation_prompt %}<assistant>{% endif %}"
+    "{% if add_generation_prompt %}<assistant>{% if enable_thinking is false %}no{% endif %}{% endif %}"
 )
 CHAT_CONFIG = """
 backend: "python"

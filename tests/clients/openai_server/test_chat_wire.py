@@ -70,6 +70,11 @@ def test_a_stream_is_ascii_and_gives_the_text_back(front: Served) -> None:
     assert "".join(e["choices"][0]["delta"].get("content", "") for e in events) == text
 
 
+def test_proxies_are_told_not_to_hold_a_stream_back(front: Served) -> None:
+    headers = chat(front, steps("a"), stream=True).headers
+    assert (headers["cache-control"], headers["x-accel-buffering"]) == ("no-cache", "no")
+
+
 def test_texts_that_are_held_back_make_no_chunk(front: Served) -> None:
     events = chat(front, steps("", "a", "", ""), stream=True).events
     assert [e["choices"][0]["delta"].get("content") for e in events] == ["", "a", None]
@@ -180,6 +185,15 @@ def test_messages_reach_the_template_as_it_expects_them(front: Served, folder: P
     ids = sent_inputs(chat(front, messages=messages))["input_ids"]
     text = load_tokenizer(folder / "repository" / "scripted" / "1").decode(ids, skip_special_tokens=False)
     assert text == '<bos><system>S<user>x\ny<assistant>[add {"a": 1}][now {}]<tool>2<assistant>'
+
+
+def test_the_template_is_given_what_it_may_ask_for(front: Served) -> None:
+    """Qwen3's asks for enable_thinking. What is the request's own cannot be given so."""
+    plain = sent_inputs(chat(front))["input_ids"]
+    assert sent_inputs(chat(front, chat_template_kwargs={"enable_thinking": True}))["input_ids"] == plain
+    settings = {"enable_thinking": False, "messages": [], "bos_token": "x", "add_generation_prompt": False}
+    assert sent_inputs(chat(front, chat_template_kwargs=settings))["input_ids"] == [*plain, 82, 83]  # n o
+    assert chat(front, chat_template_kwargs=[]).error["param"] == "chat_template_kwargs"
 
 
 def test_tools_go_into_the_template_unless_the_choice_is_none(front: Served) -> None:

@@ -83,6 +83,19 @@ def test_logprobs_in_the_older_form(front: Served) -> None:
     assert [e["choices"][0]["logprobs"]["text_offset"] for e in events[:2]] == [[0], [2]]
 
 
+def test_the_chosen_token_is_among_the_top_logprobs(front: Served) -> None:
+    """As the API has it: up to one more than were asked for. The engine gives the chosen one first."""
+    ranks = {"a": 3, "b": 1, "c": 2, "\ufffd": 4}
+    texts = {
+        str(i): {"logprob": -float(rank), "rank": rank, "decoded_token": text, "bytes": []}
+        for i, (text, rank) in enumerate(ranks.items())
+    }
+    script = [{"text": ["a"], "reason": ["stop"], "logprobs": [[texts]]}]
+    for num, expected in ((2, {"b": -1, "c": -2, "a": -3}), (0, {"a": -3}), (3, {"b": -1, "c": -2, "a": -3})):
+        found = complete(front, script, logprobs=num).json["choices"][0]["logprobs"]
+        assert found["top_logprobs"] == [expected] and found["token_logprobs"] == [-3]
+
+
 def test_embeddings_in_batches_of_what_the_model_takes(front: Served) -> None:
     """The embedder answers (length, texts in its batch, first byte, 0.5) and takes four at once."""
     answer = _embed(front, input=["a", "bb", "ccc", "dddd", "e"]).json
