@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 import time
+import weakref
 from typing import Any
 
 from clients.async_base import AsyncTritonClient
@@ -40,11 +41,13 @@ class AsyncHttpClient(AsyncTritonClient):
     def __init__(self, url: str, timeout_s: float = 60.0, retries: RetryPolicy | None = None) -> None:
         super().__init__(url, timeout_s, retries)
         self._sessions: dict[str, Any] = {}
+        self._responses: weakref.WeakSet[Any] = weakref.WeakSet()  # of which the body may still be read
 
     async def _send(self, call: Call[Any], timeout_s: float) -> HttpAnswer:
         session = self._session("calls")
         try:
             async with self._request(session, call.method, call.request, timeout_s) as response:
+                self._responses.add(response)
                 body = await response.read()
         except (OSError, asyncio.TimeoutError, self._error()) as error:
             raise self._failure(error, timeout_s) from error
@@ -58,6 +61,7 @@ class AsyncHttpClient(AsyncTritonClient):
         end = time.monotonic() + timeout_s
         try:
             response = await self._request(session, "POST", generate_call(request), timeout_s)
+            self._responses.add(response)
             body = b"" if response.status == 200 else await response.read()
         except (OSError, asyncio.TimeoutError, self._error()) as error:
             raise self._failure(error, timeout_s) from error
@@ -121,6 +125,9 @@ class AsyncHttpClient(AsyncTritonClient):
         return ServerUnavailable(self.url, str(error) or type(error).__name__, sent=sent)
 
     async def _close(self) -> None:
+        closed = self._error()("this client was closed")
+        for response in list(self._responses):
+            response.content.set_exception(closed)  # aiohttp leaves who reads a body waiting until its time limit
         for session in self._sessions.values():
             await session.close()
 

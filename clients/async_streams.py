@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable
 from types import TracebackType
@@ -58,7 +57,7 @@ class AsyncTextStream(Pieces):
         while not self._ready:
             if self._ended:
                 raise StopAsyncIteration
-            self.waiting_since = time.monotonic()
+            self._begin_to_wait("task")
             try:
                 source = self._source
                 is_last = self._take(await source.read() if source and self._begun else await self._first())

@@ -60,6 +60,13 @@ class Pieces:
         self._ended = False
         self._lost = ""
 
+    def _begin_to_wait(self, reader: str) -> None:
+        if self.waiting_since is not None:
+            raise ClientError(
+                f"another {reader} waits for the next chunk of this stream; only one may read it at a time"
+            )
+        self.waiting_since = time.monotonic()
+
     def _take(self, get: GetOutput | None) -> bool:
         """Takes a response over; returns whether it was the last."""
         self.waiting_since = None
@@ -104,7 +111,7 @@ class TextStream(Pieces):
         while not self._ready:
             if self._ended:
                 raise StopIteration
-            self.waiting_since = time.monotonic()
+            self._begin_to_wait("thread")
             try:
                 is_last = self._take(self._source.read() if self._source and self._begun else self._first())
             except BaseException as error:

@@ -16,6 +16,7 @@ from clients import (
     AsyncGrpcClient,
     AsyncHttpClient,
     Chunk,
+    ClientError,
     ContextLengthExceeded,
     DeadlineExceeded,
     EngineFailed,
@@ -276,6 +277,37 @@ def test_f10_another_task_may_close_a_stream_that_is_waiting(on_server: OnServer
         await stream.aclose()
         with pytest.raises(StreamBroken, match="another task closed it"):
             await reading
+        await until(client, "cancelled", before + 1)
+
+    on_server(test)
+
+
+def test_a_closed_client_ends_a_stream_that_is_waiting(on_server: OnServer, triton: TritonAddress) -> None:
+    async def test(client: AsyncTritonClient) -> None:
+        async with AsyncGrpcClient(triton.grpc_url) as other:
+            before = await count_of(other, "cancelled")
+            stream = client.astream("chat", "wait 200", **FOREVER)
+            await anext(stream)
+            reading = asyncio.create_task(anext(stream))
+            await asyncio.sleep(0)
+            await client.close()
+            with pytest.raises(StreamBroken, match="this client was closed"):
+                await asyncio.wait_for(reading, 60)  # far below the stream's own limit
+            await until(other, "cancelled", before + 1)
+
+    on_server(test)
+
+
+def test_only_one_task_reads_a_stream_at_a_time(on_server: OnServer) -> None:
+    async def test(client: AsyncTritonClient) -> None:
+        before = await count_of(client, "cancelled")
+        stream = client.astream("chat", "wait 200", **FOREVER)
+        reading = asyncio.create_task(anext(stream))
+        await asyncio.sleep(0)
+        with pytest.raises(ClientError, match="another task waits for the next chunk"):
+            await anext(stream)
+        await reading
+        await stream.aclose()
         await until(client, "cancelled", before + 1)
 
     on_server(test)

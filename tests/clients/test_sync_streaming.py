@@ -11,6 +11,7 @@ import pytest
 
 from clients import (
     Chunk,
+    ClientError,
     DeadlineExceeded,
     EngineFailed,
     GrpcClient,
@@ -86,6 +87,16 @@ def test_f10_another_thread_may_close_a_stream_that_is_waiting(client: TritonCli
             pass
     closer.join()
     until(client, "cancelled", before + 1)
+
+
+def test_only_one_thread_reads_a_stream_at_a_time(client: TritonClient) -> None:
+    with client.stream("chat", SLOW, **FOREVER) as stream:
+        next(stream)
+        stream.waiting_since = time.monotonic()  # as while another thread reads
+        with pytest.raises(ClientError, match="another thread waits for the next chunk"):
+            next(stream)
+        stream.waiting_since = None
+        next(stream)
 
 
 def test_a_stream_closed_between_a_chunks_coming_and_its_handing_out_says_so(client: TritonClient) -> None:
