@@ -24,7 +24,7 @@ class ClientCore:
     """The state that all clients share; for the arguments see `clients.base.TritonClient`."""
 
     def __init__(self, url: str, timeout_s: float = 60.0, retries: RetryPolicy | None = None) -> None:
-        self.url = _address(url)
+        self.url = address_from_url(url)
         self.timeout_s = _checked_timeout(timeout_s)
         if not self.timeout_s > 0:
             raise InputError(f"a client's timeout_s of {timeout_s!r} is not allowed; give seconds, more than 0")
@@ -55,7 +55,12 @@ class ClientCore:
         return self._attempts(limit, None, repeatable=False)
 
 
-def _address(url: str) -> str:
+def address_from_url(url: str) -> str:
+    """`host:port` of what a user writes: with http:// or grpc:// in front, with a slash at the end.
+
+    Raises:
+        InputError: it is neither.
+    """
     scheme, found, rest = url.rpartition("://")
     if found and scheme.lower() not in ("http", "grpc"):
         raise InputError(f"the address {url!r} has the scheme {scheme!r}; allowed: none, 'http' or 'grpc' (no TLS)")

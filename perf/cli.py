@@ -24,8 +24,8 @@ from perf.llm.cli import llm
 from perf.llm.comparison import compare_llm
 from perf.llm.report import LLM_SCHEMA, LlmReport, llm_report_from_document
 from perf.llm.text import print_llm_report
-from perf.load_generator import PROTOCOLS, Target
-from perf.load_options import load_options
+from perf.load_generator import PROTOCOLS, Target, read_address
+from perf.load_options import FiniteRange, load_options
 from perf.options import read_loads, read_settings, read_shapes
 from perf.report import SCHEMA, Report, measure
 from perf.session import Question, open_session
@@ -100,7 +100,7 @@ Examples:
 @click.option(
     "-s",
     "--stability-percentage",
-    type=click.FloatRange(0, min_open=True),
+    type=FiniteRange(0, min_open=True),
     default=10.0,
     show_default=True,
     help="Stable when the last three windows lie within this of their average.",
@@ -125,7 +125,7 @@ Examples:
 )
 @click.option(
     "--percentile",
-    type=click.FloatRange(0, 100, min_open=True),
+    type=FiniteRange(0, 100, min_open=True),
     help="Judge stability by this percentile.  [default: the mean]",
 )
 @click.option(
@@ -171,7 +171,7 @@ def run(context: click.Context, /, **options: Any) -> None:
     """Measure a model under load."""
     loads = read_loads(options)
     settings = read_settings(options)
-    target = Target(options["url"] or f"127.0.0.1:{_PORTS[options['protocol']]}", options["protocol"])
+    target = Target(read_address(options["url"] or f"127.0.0.1:{_PORTS[options['protocol']]}"), options["protocol"])
     make_folder(options["output_dir"])
     question = Question(
         model=options["model_name"],

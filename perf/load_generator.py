@@ -14,6 +14,8 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
+from clients.core import address_from_url
+from clients.errors import InputError
 from perf.arrivals import Arrivals, ClosedLoop, OpenLoop
 from perf.errors import RequestFailed, UsageError
 from perf.grpc_sender import GrpcSender
@@ -45,9 +47,16 @@ class Target:
     def __post_init__(self) -> None:
         if self.protocol not in PROTOCOLS:
             raise UsageError(f"protocol is {self.protocol!r}; allowed: {', '.join(PROTOCOLS)}")
-        host, _, port = self.address.rpartition(":")
-        if not host or not port.isdigit():
+        if read_address(self.address) != self.address:
             raise UsageError(f"address is {self.address!r}; it must be host:port, as in 127.0.0.1:8001")
+
+
+def read_address(url: str) -> str:
+    """`host:port` of what a user writes, which may be what `compile serve` prints; raises `UsageError`."""
+    try:
+        return address_from_url(url)
+    except InputError as error:
+        raise UsageError(str(error)) from error
 
 
 class Sender(Protocol):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -10,6 +11,16 @@ import click
 from perf.arrivals import DISTRIBUTIONS
 
 Command = TypeVar("Command", bound=Callable[..., Any])
+
+
+class FiniteRange(click.FloatRange):
+    """click's own takes `nan` for a number in any range, and `inf` in one without an end."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        number: float = super().convert(value, param, ctx)
+        if not math.isfinite(number):
+            self.fail(f"{value!r} is not a finite number.", param, ctx)
+        return number
 
 
 def load_options(distribution: str) -> Callable[[Command], Command]:
@@ -36,7 +47,7 @@ def load_options(distribution: str) -> Callable[[Command], Command]:
         ),
         click.option(
             "--burstiness",
-            type=click.FloatRange(0, min_open=True),
+            type=FiniteRange(0, min_open=True),
             default=1.0,
             show_default=True,
             help="With gamma: below 1 in bursts, 1 is poisson, above 1 more even.",

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from compiler.cli.common import EXIT_CODES, common
+from compiler.cli.common import EXIT_CODES, FiniteRange, common
 
 if TYPE_CHECKING:
     from backends.llm.capacity import KvPlan
@@ -34,7 +34,7 @@ def _bytes(context: click.Context, parameter: click.Parameter, text: str) -> int
     "--utilization",
     default=0.9,
     show_default=True,
-    type=click.FloatRange(0, 1, min_open=True),
+    type=FiniteRange(0, 1, min_open=True),
     help="Share of the memory for weights and KV cache; the rest is for what a step computes.",
 )
 @click.option(
@@ -54,7 +54,7 @@ def _bytes(context: click.Context, parameter: click.Parameter, text: str) -> int
 )
 @click.option(
     "--weight-bits",
-    type=click.FloatRange(1, 64),
+    type=FiniteRange(1, 64),
     help="Bits of one weight, with its share of scales.  [default: the files' own, else 16]",
 )
 @common

@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from compiler.cli.build import pin_note
-from compiler.cli.common import EXIT_CODES, common, repository_option
+from compiler.cli.common import EXIT_CODES, FiniteRange, common, repository_option
 from compiler.errors import UsageError
 
 
@@ -35,7 +35,7 @@ from compiler.errors import UsageError
 @click.option(
     "--max-waiting", type=click.IntRange(0), help="More are refused.  [default: 8 for each of --max-num-seqs]"
 )
-@click.option("--default-deadline-ms", type=click.FloatRange(1), help="Of requests without one.  [default: none]")
+@click.option("--default-deadline-ms", type=FiniteRange(1), help="Of requests without one.  [default: none]")
 @click.option("--weights", help="OpenVINO: u8_rows, u4, u8, bf16, f32 or stored.  [default: u8_rows]")
 @click.option("--kv-cache-precision", help="OpenVINO: auto or u8.  [default: auto]")
 @click.option("--exact", is_flag=True, default=None, help="OpenVINO: float32 throughout, to the token.")

@@ -12,7 +12,7 @@ from typing import Any
 
 import click
 
-from compiler.cli.common import EXIT_CODES, common, repository_argument
+from compiler.cli.common import EXIT_CODES, FiniteRange, common, repository_argument
 from compiler.errors import RepositoryError, UsageError
 
 
@@ -32,7 +32,7 @@ from compiler.errors import RepositoryError, UsageError
     "--ready-timeout",
     default=120.0,
     show_default=True,
-    type=click.FloatRange(1),
+    type=FiniteRange(1),
     help="Seconds to wait for READY.",
 )
 @click.option("--ready-within", metavar="TIME", help="Fail where a model needs longer to be READY: 10s.")

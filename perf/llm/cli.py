@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 import shlex
 import sys
 from collections.abc import Mapping
@@ -25,8 +26,8 @@ from perf.llm.prompts import PROMPT_KINDS, PromptOptions, parse_shared_prefix, p
 from perf.llm.report import measure_llm
 from perf.llm.session import ENDPOINTS, LlmQuestion, open_llm_session
 from perf.llm.text import print_llm_report
-from perf.load_generator import Target
-from perf.load_options import load_options
+from perf.load_generator import read_address
+from perf.load_options import FiniteRange, load_options
 from perf.metrics import parse_limits
 from perf.options import read_loads
 
@@ -85,9 +86,7 @@ Examples:
 @click.option("--token-ids", default="1000:30000", show_default=True, metavar="LOW:HIGH", help="That prompts are of.")
 @click.option("--stop-at-eos", is_flag=True, help="Let the model end its answers; else they have the length asked for.")
 @click.option("--no-stream", is_flag=True, help="Ask for whole answers: no TTFT, TPOT and ITL then.")
-@click.option(
-    "--duration", type=click.FloatRange(0, min_open=True), default=30.0, show_default=True, help="Of a level, s."
-)
+@click.option("--duration", type=FiniteRange(0, min_open=True), default=30.0, show_default=True, help="Of a level, s.")
 @click.option("--request-count", type=click.IntRange(1), help="Send exactly so many per level, whatever the duration.")
 @click.option(
     "--warmup-request-count",
@@ -100,7 +99,7 @@ Examples:
 @click.option("--repeats", type=click.IntRange(1), default=1, show_default=True, help="Report median and spread.")
 @click.option("--random-seed", type=click.IntRange(0), default=0, show_default=True, help="For prompts and arrivals.")
 @click.option(
-    "--timeout", type=click.FloatRange(0, min_open=True), default=300.0, show_default=True, help="Of one request, s."
+    "--timeout", type=FiniteRange(0, min_open=True), default=300.0, show_default=True, help="Of one request, s."
 )
 @click.option(
     "--output-dir",
@@ -114,7 +113,8 @@ Examples:
 def llm(context: click.Context, /, **options: Any) -> None:
     """Measure a language model: time to first token, time per token, tokens/s, goodput.
 
-    Every prompt is new, so that no cache answers for the model, but for --shared-prefix.
+    Every prompt is new, so that no cache answers for the model, but for --shared-prefix;
+    what an earlier run left in the server's prefix cache is not found either (`cache_salt`).
     """
     loads = read_loads(options)
     settings = _settings(options)
@@ -161,8 +161,7 @@ def _settings(options: Mapping[str, Any]) -> LlmSettings:
 def _question(options: Mapping[str, Any]) -> LlmQuestion:
     endpoint = options["endpoint"]
     url = options["url"] or f"127.0.0.1:{_PORTS[endpoint]}"
-    address = url.removeprefix("http://").removesuffix("/").removesuffix("/v1")  # as `compile serve` prints it
-    Target(address, "http")  # checks it
+    address = read_address(url.removesuffix("/").removesuffix("/v1"))  # as `compile serve` prints it
     prefix = options["shared_prefix"]
     return LlmQuestion(
         model=options["model_name"],
@@ -181,4 +180,5 @@ def _question(options: Mapping[str, Any]) -> LlmQuestion:
         streamed=not options["no_stream"],
         timeout_s=options["timeout"],
         api_key=os.environ.get("OPENAI_API_KEY"),
+        salt=secrets.token_hex(8),
     )

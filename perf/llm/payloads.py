@@ -29,6 +29,7 @@ class Asking:
         address: `host:port`; of HTTP only, as the following.
         chat: messages and not a prompt.
         api_key: None sends none.
+        salt: of the server's prefix cache, where it has one: requests with the same salt share it. "" sends none.
     """
 
     model: str
@@ -39,6 +40,7 @@ class Asking:
     address: str = ""
     chat: bool = False
     api_key: str | None = None
+    salt: str = ""
 
 
 def grpc_payload(request: LlmRequest, asking: Asking) -> bytes:
@@ -58,6 +60,8 @@ def grpc_payload(request: LlmRequest, asking: Asking) -> bytes:
     for name in ("exclude_input_in_output", _OWN_COUNT, _END if _END in asking.inputs else _ELSE):
         if name in asking.inputs:
             tensors[name] = "BOOL", np.array([True])
+    if asking.salt and "cache_salt" in asking.inputs:
+        tensors["cache_salt"] = "BYTES", np.array([asking.salt.encode()], dtype=object)
     message = service_pb2.ModelInferRequest(model_name=asking.model, model_version=asking.version)
     for name, (datatype, array) in tensors.items():
         message.inputs.add(name=name, datatype=datatype, shape=array.shape)
@@ -74,6 +78,8 @@ def openai_payload(request: LlmRequest, asking: Asking) -> bytes:
         document["prompt"] = request.prompt
     if asking.ignore_eos:
         document["ignore_eos"] = True
+    if asking.salt:
+        document["cache_salt"] = asking.salt  # vLLM's, as ignore_eos
     if asking.stream:
         document |= {"stream": True, "stream_options": {"include_usage": True, "continuous_usage_stats": True}}
     body = json.dumps(document).encode()

@@ -33,6 +33,7 @@ class LlmQuestion:
         endpoint: "grpc" (Triton's stream) or "openai" (an HTTP server with that API).
         address: `host:port`.
         api_key: for "openai"; None sends none.
+        salt: another for each run, or prompts of the same seed are in the server's prefix cache from the run before.
     """
 
     model: str
@@ -43,6 +44,7 @@ class LlmQuestion:
     streamed: bool = True
     timeout_s: float = 300.0
     api_key: str | None = None
+    salt: str = ""
 
 
 @dataclass(frozen=True)
@@ -77,6 +79,7 @@ def open_llm_session(question: LlmQuestion) -> LlmSession:
         address=target.address,
         chat=chat,
         api_key=question.api_key,
+        salt=question.salt,
     )
     payloads = (openai_payload(request, asking) for request in make_requests(question.prompts))
     wire = Wire(lambda: SseSender(target.address, target.timeout_s), read_sse)
@@ -104,7 +107,14 @@ def _grpc_session(question: LlmQuestion) -> LlmSession:
                 f"model {question.model!r} has no tensor {name!r}, which a language model has for --prompts "
                 f"{question.prompts.kind}; it has {', '.join(sorted(inputs | outputs))}"
             )
-    asking = Asking(question.model, question.version, question.streamed, question.prompts.ignore_eos, inputs)
+    asking = Asking(
+        question.model,
+        question.version,
+        question.streamed,
+        question.prompts.ignore_eos,
+        inputs,
+        salt=question.salt,
+    )
     payloads = (grpc_payload(request, asking) for request in make_requests(question.prompts))
     wire = Wire(lambda: GrpcStreamSender(target.address, target.timeout_s), read_grpc)
     name = f"{server.get('name', 'unknown')} {server.get('version', '')}".strip()

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 from rich.console import Console
+from tritonclient.grpc import service_pb2
 
 from perf.arrivals import Arrivals, ClosedLoop, OpenLoop
 from perf.cli import main
@@ -20,6 +21,8 @@ from perf.json_form import to_json
 from perf.llm.comparison import compare_llm
 from perf.llm.html import render_llm_html
 from perf.llm.measurement import LlmRun, LlmSettings, summarise_llm
+from perf.llm.payloads import Asking, grpc_payload
+from perf.llm.prompts import LlmRequest
 from perf.llm.report import LLM_SCHEMA, LlmLevel, LlmReport, LlmSubject, llm_report_from_document
 from perf.llm.text import print_llm_report
 from tests.perf.builders import report_of
@@ -217,7 +220,12 @@ def test_every_request_failed_ends_with_1_and_keeps_the_report(llm: FakeLlm, tmp
         (("--token-ids", "9"), "--token-ids is '9'"),
         (("--goodput", "request_latency:5"), "allowed: ttft, tpot, e2e"),
         (("--goodput", "ttft:5", "--no-stream"), "--goodput ttft needs a stream"),
-        (("-u", "127.0.0.1"), "must be host:port"),
+        (("-u", "127.0.0.1"), "'127.0.0.1' is not allowed; allowed: host:port"),
+        (("-u", "https://127.0.0.1:9000"), "has the scheme 'https'"),
+        (("--endpoint", "grpc", "-u", "https://127.0.0.1:8001"), "has the scheme 'https'"),
+        (("--duration", "nan"), "'nan' is not a finite number"),
+        (("--duration", "inf"), "'inf' is not a finite number"),
+        (("--timeout", "nan"), "'nan' is not a finite number"),
         (("--output-dir", "/proc/nope"), "--output-dir /proc/nope"),
     ],
 )
@@ -229,6 +237,27 @@ def test_wrong_usage_ends_with_2_and_says_what_is_allowed(
     assert result.exit_code == 2
     assert part.format(address=llm.http) in result.stderr
     assert result.stdout == "" and "Traceback" not in result.stderr and llm.seen == []
+
+
+def test_two_runs_of_a_seed_send_the_same_prompts_and_share_no_cache(llm: FakeLlm, tmp_path: Path) -> None:
+    """A second run would find its prompts in the server's prefix cache, and tell a time to the first token of hits."""
+    llm.script = lambda number: Script()
+    runs = []
+    for _ in range(2):
+        llm.seen.clear()
+        assert measure(llm, tmp_path).exit_code == 0
+        runs.append(([one.request["prompt"] for one in llm.seen], {one.request["cache_salt"] for one in llm.seen}))
+    (prompts, salts), (same_prompts, other_salts) = runs
+    assert prompts == same_prompts and len(prompts) == 6
+    assert len(salts) == len(other_salts) == 1 and salts != other_salts
+
+
+def test_a_cache_salt_goes_to_models_that_take_one() -> None:
+    request = LlmRequest((1, 2), 3)
+    for inputs, sent in (({"input_ids"}, []), ({"input_ids", "cache_salt"}, ["cache_salt"])):
+        payload = grpc_payload(request, Asking("m", inputs=frozenset(inputs), salt="abc"))
+        names = [tensor.name for tensor in service_pb2.ModelInferRequest.FromString(payload).inputs]
+        assert [name for name in names if name == "cache_salt"] == sent
 
 
 def test_no_server_ends_with_3(tmp_path: Path) -> None:
