@@ -50,6 +50,8 @@ class Chunk(NamedTuple):
         logprobs: one object for each new token, as the server gives it: token id -> `{"logprob", "rank", ...}`.
         token_ids: the new tokens, where they were asked for.
         cumulative_logprob: of the answer so far, where log probabilities were asked for.
+        prompt_logprobs: as `logprobs`, of the prompt's tokens after the first, where the sampling parameter
+            `prompt_logprobs` asks for them; with the last response.
     """
 
     text: str
@@ -59,6 +61,7 @@ class Chunk(NamedTuple):
     logprobs: Logprobs | None = None
     token_ids: tuple[int, ...] | None = None
     cumulative_logprob: float | None = None
+    prompt_logprobs: Logprobs | None = None
 
 
 @dataclass(frozen=True)
@@ -203,6 +206,7 @@ class ChunkReader:
             raise ValueError("the response has no output 'text_output'")
         ends = self._ends(get, len(texts))
         logprobs, token_ids, sums = get("logprobs"), get("token_ids"), get("cumulative_logprob")
+        of_prompt = get("prompt_logprobs")
         silent = token_ids is None and logprobs is None
         chunks = []
         for answer, text in enumerate(texts):
@@ -222,6 +226,7 @@ class ChunkReader:
                     json.loads(logprobs[answer]) if logprobs else None,
                     tuple(token_ids) if token_ids is not None else None,
                     sums[answer] if sums else None,
+                    json.loads(of_prompt[0]) if of_prompt else None,
                 )
             )
         self.finished = len(self._ended) == len(texts)

@@ -222,4 +222,5 @@ def _joined(index: int, chunks: list[Chunk]) -> Chunk:
         logprobs if last.logprobs is not None else None,
         tuple(token_ids) if last.token_ids is not None else None,
         last.cumulative_logprob,
+        last.prompt_logprobs,
     )

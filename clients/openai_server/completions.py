@@ -3,10 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from clients.generation import Chunk
 from clients.openai_server.answers import DONE, TokenLogprob, Usage, event, finish_reason, token_logprobs
+
+
+@dataclass(frozen=True)
+class Echo:
+    """A prompt that its answers begin with; empty where they do not.
+
+    Attributes:
+        first_token: the text of the prompt's first token.
+    """
+
+    text: str = ""
+    first_token: str = ""
 
 
 class CompletionStream:
@@ -82,10 +95,13 @@ def completion_response(
     model: str,
     answers: Sequence[Sequence[Chunk]],
     *,
-    echoes: Sequence[str],
+    echoes: Sequence[Echo],
     num_top: int | None,
 ) -> dict[str, Any]:
     """Returns the whole answers, given those to each prompt.
+
+    Args:
+        echoes: what the answers to each prompt begin with.
 
     Raises:
         ApiError: an answer was ended by the server.
@@ -95,12 +111,16 @@ def completion_response(
     for prompt, (to_prompt, echo) in enumerate(zip(answers, echoes, strict=True)):
         for answer in to_prompt:
             usages[prompt] = usages[prompt].with_answer(answer)
-            tokens = None if num_top is None else token_logprobs(answer.logprobs, num_top)
+            logprobs = None
+            if num_top is not None:
+                logprobs = _logprobs(token_logprobs(answer.logprobs, num_top), len(echo.text))
+                if echo.text:
+                    logprobs = _joined(_echo_logprobs(echo, answer, num_top), logprobs)
             choices.append(
                 {
                     "index": len(choices),
-                    "text": echo + answer.text,
-                    "logprobs": None if tokens is None else _logprobs(tokens, len(echo)),
+                    "text": echo.text + answer.text,
+                    "logprobs": logprobs,
                     "finish_reason": finish_reason(answer.finish_reason),
                 }
             )
@@ -114,12 +134,26 @@ def completion_response(
     }
 
 
+def _echo_logprobs(echo: Echo, answer: Chunk, num_top: int) -> dict[str, Any]:
+    """Returns those of a prompt's tokens; the first has none, since nothing stands before it."""
+    # A BOS that the tokenizer put there is no part of the text.
+    offset = len(echo.first_token) if echo.text.startswith(echo.first_token) else 0
+    rest = _logprobs(token_logprobs(answer.prompt_logprobs, num_top), offset)
+    first = {"tokens": [echo.first_token], "token_logprobs": [None], "top_logprobs": [None], "text_offset": [0]}
+    return _joined(first, rest)
+
+
+def _joined(first: dict[str, Any], rest: dict[str, Any]) -> dict[str, Any]:
+    return {name: values + rest[name] for name, values in first.items()}
+
+
 def _logprobs(tokens: Sequence[TokenLogprob], offset: int) -> dict[str, Any]:
     """Returns them in the older form; `text_offset` counts characters from the start of the answer's text."""
     offsets = []
     for token in tokens:
         offsets.append(offset)
-        offset += len(token.token)
+        # Of a character that takes several tokens the first byte counts: the others are 10xxxxxx.
+        offset += sum(byte & 0xC0 != 0x80 for byte in token.bytes)
     return {
         "tokens": [token.token for token in tokens],
         "token_logprobs": [token.logprob for token in tokens],

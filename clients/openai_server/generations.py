@@ -20,8 +20,8 @@ from clients.errors import ClientError, Overloaded
 from clients.generation import Chunk
 from clients.openai_server.answers import Usage
 from clients.openai_server.chat import ChatStream, chat_response
-from clients.openai_server.completions import CompletionStream, completion_response
-from clients.openai_server.errors import error_from_client
+from clients.openai_server.completions import CompletionStream, Echo, completion_response
+from clients.openai_server.errors import ApiError, error_from_client
 from clients.openai_server.front import Scope, Send
 from clients.openai_server.models import LanguageModel, Models
 from clients.openai_server.prompts import Prompt, chat_prompt, completion_prompts
@@ -133,9 +133,11 @@ class Generations:
     async def _completion(self, request: CompletionRequest, record: RequestRecord, send: Send) -> None:
         sampling = completion_sampling(request)
         model = await self.models.language_model(request.model)
+        if "prompt_logprobs" in sampling and not model.has_prompt_logprobs:
+            raise ApiError(400, f"the model {model.name!r} gives no log probabilities of a prompt", param="echo")
         prompts = await self._in_thread(partial(completion_prompts, model, request))
         prepared = [_prepared(model, request, sampling, prompt, COMPLETION_FIELDS) for prompt in prompts]
-        echoes = [prompt.text if request.echo else "" for prompt in prompts]
+        echoes = [_echo(model, prompt) if request.echo else Echo() for prompt in prompts]
         answer_id, created = f"cmpl-{uuid.uuid4().hex}", int(time.time())
         record.model = model.name
         if not request.stream:
@@ -147,7 +149,7 @@ class Generations:
             created,
             model.name,
             prepared[0].n,
-            echoes=echoes,
+            echoes=[echo.text for echo in echoes],
             num_top=request.logprobs,
             include_usage=_include_usage(request),
         )
@@ -202,6 +204,11 @@ def _prepared(
     deadline_s = None if request.deadline_ms is None else request.deadline_ms / 1e3
     tensors = {"priority": request.priority, "client": request.user, "cache_salt": request.cache_salt}
     return Prepared(model, prompt, sampling, tensors, deadline_s, fields)
+
+
+def _echo(model: LanguageModel, prompt: Prompt) -> Echo:
+    first = [*prompt.token_ids[:1]]
+    return Echo(prompt.text, model.tokenizer.decode(first, skip_special_tokens=False))
 
 
 def _parser_maker(request: ChatRequest, prompt: Prompt) -> Callable[[], ToolParser] | None:

@@ -32,6 +32,7 @@ class LanguageModel:
 
     Attributes:
         max_model_len: tokens of prompt and answer together, or None where the version does not say.
+        has_prompt_logprobs: it has an output for them; what older versions of `compile llm` published has none.
         longest_token: bytes of the longest one, for a bound on how many tokens a text has at least.
     """
 
@@ -41,6 +42,7 @@ class LanguageModel:
     tokenizer: Tokenizer
     longest_token: int
     max_model_len: int | None
+    has_prompt_logprobs: bool
 
     def check_length(self, text: str, param: str) -> None:
         """Refuses a text that cannot fit, before it costs seconds to be made tokens of."""
@@ -165,8 +167,9 @@ def _model_from_config(repository: Path, name: str, version: str, config: Json) 
     folder = repository / name / version
     created = int(folder.stat().st_mtime) if folder.is_dir() else 0
     inputs, outputs = config.get("input", []), config.get("output", [])
-    if "text_output" in {o["name"] for o in outputs} and "input_ids" in {i["name"] for i in inputs}:
-        return _language_model(folder, name, version, created)
+    names = {o["name"] for o in outputs}
+    if "text_output" in names and "input_ids" in {i["name"] for i in inputs}:
+        return _language_model(folder, name, version, created, "prompt_logprobs" in names)
     needed = [i for i in inputs if not i.get("optional")]
     if len(needed) != 1 or len(outputs) != 1 or outputs[0]["data_type"] != "TYPE_FP32":
         return None
@@ -176,8 +179,8 @@ def _model_from_config(repository: Path, name: str, version: str, config: Json) 
     max_batch_size = int(config.get("max_batch_size", 0))
     extra = (1,) * (len(dims) if max_batch_size else len(dims) - 1)
     tokenizer = _text_tokenizer(repository, name, version, config, needed[0]["name"])
-    names = needed[0]["name"], outputs[0]["name"]
-    return EmbeddingModel(name, version, created, *names, max_batch_size, extra, tokenizer)
+    text_and_vector = needed[0]["name"], outputs[0]["name"]
+    return EmbeddingModel(name, version, created, *text_and_vector, max_batch_size, extra, tokenizer)
 
 
 def _text_tokenizer(repository: Path, name: str, version: str, config: Json, text_input: str) -> Any:
@@ -200,7 +203,9 @@ def _text_tokenizer(repository: Path, name: str, version: str, config: Json, tex
     return tokenizer
 
 
-def _language_model(folder: Path, name: str, version: str, created: int) -> LanguageModel | None:
+def _language_model(
+    folder: Path, name: str, version: str, created: int, has_prompt_logprobs: bool
+) -> LanguageModel | None:
     try:
         stored = stored_settings(folder)
         tokenizer = load_tokenizer(folder / stored["model"] if "model" in stored else folder)
@@ -208,7 +213,7 @@ def _language_model(folder: Path, name: str, version: str, created: int) -> Lang
         log.error("model %s version %s is not served: %s", name, version, error)
         return None
     longest = max((len(tokenizer.token_bytes(i)) for i in range(tokenizer.vocab_size)), default=1)
-    return LanguageModel(name, version, created, tokenizer, longest, _max_model_len(folder))
+    return LanguageModel(name, version, created, tokenizer, longest, _max_model_len(folder), has_prompt_logprobs)
 
 
 def _max_model_len(folder: Path) -> int | None:

@@ -59,11 +59,13 @@ def chat_sampling(request: ChatRequest) -> dict[str, Any]:
 
 def completion_sampling(request: CompletionRequest) -> dict[str, Any]:
     """Returns the parameters of a completion."""
-    if request.echo and request.logprobs is not None:
-        raise ApiError(400, "echo goes without logprobs: those of a prompt are not given", param="echo")
+    if request.echo and request.logprobs is not None and request.stream:
+        raise ApiError(400, "echo goes with logprobs or with a stream: those of a prompt come last", param="echo")
     found = _sampling(request, 16 if request.max_tokens is None else request.max_tokens)
     if request.logprobs is not None:
         found["logprobs"] = request.logprobs
+        if request.echo:
+            found["prompt_logprobs"] = request.logprobs
     return found
 
 

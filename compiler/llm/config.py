@@ -38,7 +38,7 @@ INPUTS = {
     "return_token_ids": ("TYPE_BOOL", (1,)),
     "return_usage": ("TYPE_BOOL", (1,)),
 }
-# One value for each of a request's n answers, but for the ids.
+# One value for each of a request's n answers, but for the ids and the prompt's log probabilities.
 OUTPUTS = {
     "text_output": "TYPE_STRING",
     "finish_reason": "TYPE_STRING",
@@ -49,6 +49,7 @@ OUTPUTS = {
     "num_cached_tokens": "TYPE_UINT32",
     "token_ids": "TYPE_INT32",
     "usage": "TYPE_STRING",
+    "prompt_logprobs": "TYPE_STRING",
 }
 
 

@@ -87,6 +87,8 @@ def request_from_tensors(
     prompt_input, prompt = _prompt(tensors, max_model_len)
     outputs = frozenset(output for name, output in RETURN_INPUTS.items() if _flag(tensors, name))
     params = _params(tensors, parameters, outputs)
+    if params.prompt_logprobs is not None:
+        outputs |= {"prompt_logprobs"}
     if "token_ids" in outputs and params.n > 1:
         raise InvalidRequest(f"return_token_ids is true and n is {params.n}; allowed: n of 1", param="return_token_ids")
     return ServedRequest(
@@ -144,8 +146,6 @@ def _params(tensors: Tensors, parameters: str, outputs: frozenset[str]) -> Sampl
         if name in tensors:
             values[name] = _typed(name, tensors[name])
     params = params_from_json(values, ignore_unknown=not given)
-    if params.prompt_logprobs is not None:
-        raise InvalidRequest("prompt_logprobs cannot be returned through Triton; leave it out", param="prompt_logprobs")
     if params.logprobs is None and outputs & {"logprobs", "cumulative_logprob"}:
         return replace(params, logprobs=0)
     return params

@@ -46,6 +46,7 @@ class ResponseBuilder:
         self._tokenizer = tokenizer
         self._answers = [_Pending(pieces=[request.prefix] * bool(request.prefix)) for _ in range(request.params.n)]
         self._num_input_tokens = self._num_cached_tokens = 0
+        self._prompt_logprobs: Sequence[TokenLogprobs] = ()
         self._has_news = False
 
     def add(self, output: StepOutput) -> None:
@@ -64,6 +65,7 @@ class ResponseBuilder:
         if output.index == 0:
             self._num_input_tokens = output.usage.num_prompt_tokens
             self._num_cached_tokens = output.usage.num_cached_tokens
+        self._prompt_logprobs = output.prompt_logprobs or self._prompt_logprobs
         self._has_news = self._has_news or bool(delta.text) or delta.finish_reason is not None or self._wants(delta)
 
     def take(self, *, is_last: bool) -> ResponseTensors | None:
@@ -90,6 +92,8 @@ class ResponseBuilder:
             tensors["token_ids"] = np.array(answers[0].token_ids, dtype=np.int32)
         if "usage" in wanted and any(a.has_ended_now for a in answers):
             tensors["usage"] = _strings([self._usage_json(a) if a.has_ended_now else "" for a in answers])
+        if "prompt_logprobs" in wanted and is_last:
+            tensors["prompt_logprobs"] = _strings([self._logprobs_json(self._prompt_logprobs)])
         for answer in answers:
             answer.pieces, answer.token_ids, answer.logprobs = [], [], []
             answer.num_told = answer.num_output_tokens

@@ -66,7 +66,9 @@ def test_echo_puts_the_prompt_before_every_answer(front: Served) -> None:
     assert complete(front, steps("!"), echo=True, prompt=[76, 77]).json["choices"][0]["text"] == "hi!"
     events = complete(front, steps("!"), echo=True, stream=True).events
     assert "".join(e["choices"][0]["text"] for e in events) == "hi!"
-    assert complete(front, echo=True, logprobs=1).error["param"] == "echo"
+    assert complete(front, echo=True, logprobs=1, stream=True).error["param"] == "echo"
+    answer = complete(front, echo=True, logprobs=1)  # this model has no output for them
+    assert answer.error["param"] == "echo" and "gives no log probabilities of a prompt" in answer.error["message"]
 
 
 def test_logprobs_in_the_older_form(front: Served) -> None:

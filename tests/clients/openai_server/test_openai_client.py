@@ -10,7 +10,7 @@ import socket
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 from urllib.parse import urlsplit
 
 import numpy as np
@@ -85,6 +85,36 @@ def test_a_completion_with_log_probabilities(client: OpenAI, plain: Plain) -> No
     assert np.allclose(found.token_logprobs, [entry.logprob for entry in expected.logprobs], atol=1e-4)
     assert found.top_logprobs is not None and all(len(top) == 2 for top in found.top_logprobs)
     assert "".join(found.tokens or ()) == expected.text
+
+
+@pytest.mark.parametrize("as_tokens", [False, True])
+def test_an_echoed_prompt_has_its_log_probabilities(client: OpenAI, folder: Path, as_tokens: bool) -> None:
+    """What evaluations ask for that compare how likely texts are."""
+    texts = ["Grüße 👩 a", "two"]
+    engine = LLMEngine.load(folder / "repository" / "tiny" / "1")
+    try:
+        ids = [engine.tokenizer.encode(text) for text in texts]
+        params = SamplingParams(max_tokens=3, logprobs=2, prompt_logprobs=2)
+        expected = engine.generate(ids, params, progress=False)
+    finally:
+        engine.close()
+    prompt: Any = ids if as_tokens else texts
+    wanted: Any = {"model": "tiny", "prompt": prompt, "max_tokens": 3, "echo": True, "logprobs": 2, "temperature": 0}
+    for _ in range(2):  # the second time most of the prompt is cached
+        choices = client.completions.create(**wanted, n=2).choices
+        for place, choice in enumerate(choices):
+            text, result, logprobs = texts[place // 2], expected[place // 2], cast(Any, choice.logprobs)
+            entries = [*result.prompt_logprobs, *result.outputs[0].logprobs]
+            assert choice.text == text + result.outputs[0].text
+            assert logprobs.tokens[0] == "<bos>" and logprobs.token_logprobs[0] is logprobs.top_logprobs[0] is None
+            assert logprobs.token_logprobs[1:] == pytest.approx([entry.logprob for entry in entries], abs=1e-4)
+            assert all(2 <= len(top) <= 3 for top in logprobs.top_logprobs[1:])
+            # The tokens are bytes: those of a character stand where it does, or behind it.
+            offsets, end = logprobs.text_offset, len(text)
+            assert len(offsets) == len(logprobs.tokens) == 1 + len(text.encode()) + 3
+            assert offsets[0] == 0 and offsets[-3:] == [end, end + 1, end + 2]
+            ascii_at = [n + 1 for n, byte in enumerate(text.encode()) if byte < 0x80]
+            assert [text[offsets[n]] for n in ascii_at] == [logprobs.tokens[n] for n in ascii_at]
 
 
 def test_chat_log_probabilities_have_the_bytes_of_the_text(client: OpenAI) -> None:

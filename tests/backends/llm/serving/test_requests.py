@@ -138,7 +138,7 @@ def test_g35_log_probabilities_are_computed_where_they_are_asked_for_alone():
         ({"sampling_parameters": "[1]"}, "sampling_parameters", "is a JSON list; allowed: an object"),
         ({"sampling_parameters": '{"temprature": 1}'}, "temprature", "did you mean 'temperature'"),
         ({"sampling_parameters": '{"temperature": NaN}'}, "temperature", "temperature is nan"),
-        ({"sampling_parameters": '{"prompt_logprobs": 1}'}, "prompt_logprobs", "cannot be returned through Triton"),
+        ({"sampling_parameters": '{"prompt_logprobs": 21}'}, "prompt_logprobs", "an integer from 0 to 20"),
         ({"temperature": -1.0}, "temperature", "temperature is -1.0; allowed: a number of 0 or more"),
         ({"temperature": float("nan")}, "temperature", "temperature is nan"),
         ({"max_tokens": 0}, "max_tokens", "max_tokens is 0"),

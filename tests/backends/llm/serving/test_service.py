@@ -11,6 +11,7 @@ import time
 import numpy as np
 import pytest
 
+from backends.llm.sampling.params import SamplingParams
 from backends.llm.serving.errors import CANCELLED
 from backends.llm.serving.options import ServiceOptions, check_instances
 from backends.llm.serving.service import Service
@@ -101,6 +102,24 @@ def test_what_is_asked_for_comes_and_nothing_else(make_service):
     assert chosen["logprob"] == pytest.approx(logprob) and chosen["rank"] == 1
     assert chosen["decoded_token"] == letters([ids[0]]) and chosen["bytes"] == [ord(letters([ids[0]]))]
     assert response["cumulative_logprob"][0] == pytest.approx(3 * logprob)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_log_probabilities_of_the_prompt_come_with_the_last_response(make_service, stream):
+    plain = make_engine()
+    params = SamplingParams(max_tokens=4, prompt_logprobs=2, ignore_eos=True)
+    (expected,) = plain.generate(["hello"], params, progress=False)
+    service = make_service()
+    ask(service, text_input="hello", max_tokens=1).wait()  # what is cached has no logits
+    parameters = '{"prompt_logprobs": 2, "ignore_eos": true}'
+    asked = ask(service, text_input="hello", max_tokens=4, stream=stream, sampling_parameters=parameters).wait()
+    *before, last = asked.responses
+    assert len(before) == (3 if stream else 0) and all("prompt_logprobs" not in response for response in before)
+    (text,) = last["prompt_logprobs"]
+    found = [[(int(i), t["logprob"]) for i, t in entry.items()] for entry in json.loads(text)]
+    assert [entry[0][0] for entry in found] == list(expected.prompt_token_ids[1:])
+    for entry, wanted in zip(found, expected.prompt_logprobs, strict=True):
+        assert dict(entry) == pytest.approx({wanted.token_id: wanted.logprob} | dict(wanted.top), abs=1e-5)
 
 
 def test_usage_comes_with_the_end_of_an_answer_alone(make_service):
