@@ -46,6 +46,8 @@ _PRE_TOKENIZERS: dict[str, Callable[[], pre_tokenizers.PreTokenizer]] = {
     "llama-bpe": lambda: _split(_WORDS % "{1,3}"),
     "qwen2": lambda: _split(_WORDS % ""),
 }
+# Other names for them, in files of older converters and of distilled models; the same as in llama.cpp.
+_OTHER_NAMES = {"llama3": "llama-bpe", "llama-v3": "llama-bpe", "deepseek-r1-qwen": "qwen2"}
 
 
 def load_gguf_tokenizer(path: Path) -> TextTokenizer:
@@ -99,8 +101,13 @@ def _added(tokens: list[str], kinds: Sequence[int]) -> list[AddedToken]:
     ]
 
 
+def _pre(m: Metadata) -> str:
+    name = m.text(f"{_PREFIX}.pre", default="gpt-2")
+    return _OTHER_NAMES.get(name, name)
+
+
 def _byte_level(m: Metadata, tokens: list[str]) -> tokenizers.Tokenizer:
-    pre = m.text(f"{_PREFIX}.pre", default="gpt-2")
+    pre = _pre(m)
     if pre not in _PRE_TOKENIZERS:
         m.refuse(f"{_PREFIX}.pre", one_of(_PRE_TOKENIZERS))
     merges = []
@@ -146,7 +153,7 @@ def _token_id(m: Metadata, name: str, tokens: list[str]) -> int | None:
 
 def _add_ends(m: Metadata, tokenizer: tokenizers.Tokenizer, tokens: list[str], model: str) -> None:
     """Makes the tokenizer add BOS and EOS where the metadata, or llama.cpp's defaults without them, say so."""
-    starts = model == "llama" or m.text(f"{_PREFIX}.pre", default="") == "llama-bpe"
+    starts = model == "llama" or _pre(m) == "llama-bpe"
     wanted = {
         "bos": m.flag(f"{_PREFIX}.add_bos_token", default=starts),
         "eos": m.flag(f"{_PREFIX}.add_eos_token", default=False),

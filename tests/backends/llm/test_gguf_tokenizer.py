@@ -202,6 +202,17 @@ def test_bos_and_eos_are_added_where_the_metadata_say_so() -> None:
     assert tokenizer_from_metadata(_byte_level(pre="llama-bpe", bos_token_id=7)).encode("ab") == [7, 3]
 
 
+@pytest.mark.parametrize(
+    ("name", "same"), [("llama3", "llama-bpe"), ("llama-v3", "llama-bpe"), ("deepseek-r1-qwen", "qwen2")]
+)
+def test_other_names_of_the_ways_to_cut_words(name: str, same: str) -> None:
+    tokens = {"tokens": [*"abc", "Ġ", "1", "2", "3", "4", "e", "\u0301", "Ì", "ģ", "é", "Ã", "©", "<end>"]}
+    changes = {**tokens, "token_type": None, "merges": [], "eos_token_id": 15, "bos_token_id": 15}
+    ours, theirs = (tokenizer_from_metadata(_byte_level(**changes, pre=pre)) for pre in (name, same))
+    for text in ("abc", "a 1234 b", "e\u0301"):
+        assert ours.encode(text) == theirs.encode(text)
+
+
 def test_words_are_cut_as_transformers_cuts_them() -> None:
     """Vocabularies of words learned from our texts; the rules of Qwen 2 and of Llama 3."""
     transformers = pytest.importorskip("transformers")
