@@ -16,6 +16,7 @@ from backends.llm.capacity import num_parameters
 from backends.llm.engine.draft import DraftModel, open_draft
 from backends.llm.engine.load import SETTINGS_FILE, EngineSettings, engine_settings
 from backends.llm.loaders import LoadedModel, load_model
+from backends.llm.loaders.base import no_model
 from backends.llm.runners.base import ModelRunner
 from backends.llm.tokenizers import load_tokenizer
 from compiler.build_key import up_to_date
@@ -184,6 +185,8 @@ def _model_files(source: Path, draft: Path | None) -> dict[str, Path]:
     """Returns what is published of a model, by the name that it gets; the name of a GGUF file does not matter."""
     if draft is not None and (draft.is_dir() or draft.suffix != ".gguf"):
         raise UsageError(f"--draft-model is {draft}; allowed: a GGUF file")
+    if not source.exists():
+        raise no_model(source, "a .gguf file, a Hugging Face folder")
     drafts = {} if draft is None else {DRAFT_FILE: draft}
     if source.is_dir():
         kinds = ("*.json", "*.safetensors", "*.jinja", "*.model")

@@ -96,3 +96,9 @@ def test_the_tokenizer_of_another_model_is_refused(tmp_path: Path) -> None:
 def test_a_cache_that_the_system_does_not_give(tmp_path: Path) -> None:
     done = _run(_folder(tmp_path / "model"), tmp_path / "repository", "--kv-cache-memory", "100000TiB")
     assert done.exit_code == 2 and "kv_cache_bytes is too large: the system does not give" in done.output
+
+
+def test_a_name_on_the_hub_is_not_downloaded_and_the_error_says_so(tmp_path: Path) -> None:
+    done = _run(Path("HuggingFaceTB/SmolLM2-135M"), tmp_path / "repository")
+    assert done.exit_code == 1 and "HuggingFaceTB/SmolLM2-135M does not exist" in done.output
+    assert "hf download" in done.output

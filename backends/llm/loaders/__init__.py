@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from backends.llm.loaders.base import DenseWeight, GroupedWeight, LoadedModel, Weight
-from compiler.errors import ModelRefused
+from backends.llm.loaders.base import DenseWeight, GroupedWeight, LoadedModel, Weight, no_model
 
 __all__ = ["DenseWeight", "GroupedWeight", "LoadedModel", "Weight", "load_model"]
 
@@ -25,4 +24,4 @@ def load_model(path: str | Path) -> LoadedModel:
         from backends.llm.loaders.gguf_model import load_gguf
 
         return load_gguf(path)
-    raise ModelRefused(f"{path} is no model; allowed: a .gguf file, or a folder with config.json and safetensors")
+    raise no_model(path, "a .gguf file, or a folder with config.json and safetensors")

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from backends.llm.models.config import DecoderConfig
+from compiler.errors import ModelRefused
 
 if TYPE_CHECKING:
     import numpy as np
@@ -59,3 +61,13 @@ class LoadedModel:
     weights: Mapping[str, Weight]
     quantization: str
     source: Mapping[str, str]
+
+
+def no_model(path: Path, allowed: str) -> ModelRefused:
+    """Returns the refusal of a path that is none of what is allowed; many mean a name on the hub."""
+    if not path.exists():
+        return ModelRefused(
+            f"{path} does not exist",
+            hint="models are read from disk and never downloaded; fetch one first: hf download NAME --local-dir FOLDER",
+        )
+    return ModelRefused(f"{path} is no model; allowed: {allowed}")

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from backends.llm.loaders.base import no_model
 from backends.llm.loaders.huggingface_config import config_from_huggingface
 from backends.llm.models.config import DecoderConfig
-from compiler.errors import ModelRefused
 from compiler.sources.huggingface_folder import CONFIG, read_json
 
 
@@ -30,7 +30,7 @@ def read_description(path: Path) -> tuple[DecoderConfig, int | None]:
         return _config(path / CONFIG, f"{path.name}/{CONFIG}"), sum(sizes) or None
     if path.suffix == ".json":
         return _config(path, path.name), None
-    raise ModelRefused(f"{path} is no model; allowed: a .gguf file, a Hugging Face folder, a config.json")
+    raise no_model(path, "a .gguf file, a Hugging Face folder, a config.json")
 
 
 def _config(path: Path, shown: str) -> DecoderConfig:

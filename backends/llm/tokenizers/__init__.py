@@ -5,8 +5,9 @@ from __future__ import annotations
 import importlib.util
 from pathlib import Path
 
+from backends.llm.loaders.base import no_model
 from backends.llm.tokenizers.base import Tokenizer
-from compiler.errors import EnvironmentLacks, ModelRefused
+from compiler.errors import EnvironmentLacks
 
 __all__ = ["Tokenizer", "load_tokenizer"]
 
@@ -29,4 +30,4 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
         from backends.llm.tokenizers.gguf_tokenizer import load_gguf_tokenizer
 
         return load_gguf_tokenizer(path)
-    raise ModelRefused(f"{path} is no model; allowed: a .gguf file, or a folder with tokenizer.json")
+    raise no_model(path, "a .gguf file, or a folder with tokenizer.json")

@@ -206,6 +206,9 @@ def test_what_is_not_supported_or_damaged_is_refused(tmp_path: Path) -> None:
     path.symlink_to(found)
     with pytest.raises(ModelRefused, match="is a symbolic link"):
         load_tokenizer(tmp_path)
+    with pytest.raises(ModelRefused, match=r"x\.bin does not exist"):
+        load_tokenizer(tmp_path / "x.bin")
+    (tmp_path / "x.bin").touch()
     with pytest.raises(ModelRefused, match="is no model"):
         load_tokenizer(tmp_path / "x.bin")
 

@@ -95,7 +95,8 @@ def test_wrong_usage(tmp_path: Path) -> None:
     for words, said in (
         (["--model", str(tmp_path / "none.json"), "--memory", "1GiB"], "does not exist"),
         (["--model", str(_config(tmp_path, model_type="gpt2")), "--memory", "1GiB"], "'model_type' is 'gpt2'"),
-        (["--model", str(tmp_path / "x.bin"), "--memory", "1GiB"], "is no model"),
+        (["--model", str(Path(__file__)), "--memory", "1GiB"], "is no model"),
+        (["--model", "Qwen/Qwen3-0.6B", "--memory", "1GiB"], "models are read from disk and never downloaded"),
     ):
         result = _run(*words)
         assert result.exit_code == 1 and said in result.output
