@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from clients.generation import Chunk
@@ -132,6 +132,12 @@ def completion_response(
         "choices": choices,
         "usage": sum(usages, Usage()).to_json(),
     }
+
+
+def without_tokens(answer: Chunk) -> Chunk:
+    """Returns an answer of no tokens in place of one."""
+    usage = answer.usage and replace(answer.usage, completion_tokens=0)
+    return answer._replace(text="", logprobs=None, usage=usage, finish_reason="length")
 
 
 def _echo_logprobs(echo: Echo, answer: Chunk, num_top: int) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from clients.errors import ClientError, Overloaded
 from clients.generation import Chunk
 from clients.openai_server.answers import Usage
 from clients.openai_server.chat import ChatStream, chat_response
-from clients.openai_server.completions import CompletionStream, Echo, completion_response
+from clients.openai_server.completions import CompletionStream, Echo, completion_response, without_tokens
 from clients.openai_server.errors import ApiError, error_from_client
 from clients.openai_server.front import Scope, Send
 from clients.openai_server.models import LanguageModel, Models
@@ -142,6 +142,8 @@ class Generations:
         record.model = model.name
         if not request.stream:
             answers = await self._whole(prepared)
+            if request.max_tokens == 0:
+                answers = [[without_tokens(answer) for answer in to_prompt] for to_prompt in answers]
             body = completion_response(answer_id, created, model.name, answers, echoes=echoes, num_top=request.logprobs)
             return await _send_json(send, record, body)
         stream = CompletionStream(

@@ -61,7 +61,11 @@ def completion_sampling(request: CompletionRequest) -> dict[str, Any]:
     """Returns the parameters of a completion."""
     if request.echo and request.logprobs is not None and request.stream:
         raise ApiError(400, "echo goes with logprobs or with a stream: those of a prompt come last", param="echo")
-    found = _sampling(request, 16 if request.max_tokens is None else request.max_tokens)
+    if request.max_tokens == 0 and (request.stream or not request.echo):
+        message = "max_tokens is 0; allowed: 1 and more, and 0 with echo and without stream"
+        raise ApiError(400, message, param="max_tokens")
+    # The engine answers with one token at least; where none is wanted it is left out of the response.
+    found = _sampling(request, 16 if request.max_tokens is None else max(request.max_tokens, 1))
     if request.logprobs is not None:
         found["logprobs"] = request.logprobs
         if request.echo:

@@ -177,7 +177,7 @@ class CompletionRequest(Sampling):
         | Tokens
         | Annotated[list[Tokens], Field(min_length=1, max_length=2048, fail_fast=True)]
     ) = Field(description="A text, tokens, or a list of either.")
-    max_tokens: int | None = Field(16, ge=1, le=INT32)
+    max_tokens: int | None = Field(16, ge=0, le=INT32, description="0 needs echo: the prompt alone.")
     logprobs: int | None = Field(None, ge=0, le=20)
     echo: bool | None = Field(False, description="The answer begins with the prompt.")
     suffix: str | None = Field(None, max_length=0, description="Not supported.")

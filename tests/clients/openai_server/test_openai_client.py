@@ -117,6 +117,24 @@ def test_an_echoed_prompt_has_its_log_probabilities(client: OpenAI, folder: Path
             assert [text[offsets[n]] for n in ascii_at] == [logprobs.tokens[n] for n in ascii_at]
 
 
+def test_an_echo_without_an_answer_scores_a_text(client: OpenAI) -> None:
+    """`max_tokens` 0, as evaluations ask for it: the same prompt, and nothing behind it."""
+    wanted: Any = {"model": "tiny", "prompt": PROMPT, "echo": True, "logprobs": 1, "temperature": 0}
+    one, none = (client.completions.create(**wanted, max_tokens=count) for count in (1, 0))
+    (full,), (choice,) = one.choices, none.choices
+    assert choice.text == PROMPT and choice.finish_reason == "length"
+    assert cast(Any, choice.logprobs).tokens == cast(Any, full.logprobs).tokens[:-1]
+    assert cast(Any, choice.logprobs).token_logprobs == cast(Any, full.logprobs).token_logprobs[:-1]
+    assert none.usage is not None and one.usage is not None
+    assert (none.usage.completion_tokens, none.usage.prompt_tokens) == (0, one.usage.prompt_tokens)
+
+
+@pytest.mark.parametrize("fields", [{}, {"echo": True, "stream": True}])
+def test_no_tokens_are_asked_for_with_an_echo_alone(front: Served, fields: dict[str, Any]) -> None:
+    refused = call(front, "POST", "/v1/completions", {"model": "tiny", "prompt": "a", "max_tokens": 0, **fields})
+    assert refused.status == 400 and refused.error["param"] == "max_tokens"
+
+
 def test_chat_log_probabilities_have_the_bytes_of_the_text(client: OpenAI) -> None:
     answer = chat(client, logprobs=True, top_logprobs=3, messages=[{"role": "user", "content": "Say: é 你好"}])
     tokens = answer.choices[0].logprobs.content
