@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import http.client
 import logging
 import urllib.request
 from collections.abc import MutableMapping
@@ -74,7 +75,7 @@ async def all_metrics(own: RequestMetrics, triton_url: str) -> bytes:
     if triton_url:
         try:
             theirs = await asyncio.to_thread(_read, triton_url)
-        except OSError as error:
+        except (OSError, http.client.HTTPException) as error:  # the latter where it ends in the middle
             log.warning("Triton's metrics at %s cannot be read: %s", triton_url, error)
     return theirs + own.text()
 

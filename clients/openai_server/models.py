@@ -154,12 +154,21 @@ class Models:
             for key in versions.items():
                 if key not in self._models:
                     config = await self._triton.config(*key)
-                    self._models[key] = await asyncio.to_thread(_model_from_config, self._repository, *key, config)
+                    self._models[key] = await asyncio.to_thread(_found_model, self._repository, *key, config)
         except ClientError as error:
             raise error_from_client(error) from None
         self._models = {key: self._models[key] for key in versions.items()}
         self._versions = versions
         self._asked_at = time.monotonic()
+
+
+def _found_model(repository: Path, name: str, version: str, config: Json) -> Model | None:
+    """The same, but what is wrong with one model takes no other from its clients."""
+    try:
+        return _model_from_config(repository, name, version, config)
+    except Exception:
+        log.exception("model %s version %s is not served", name, version)
+        return None
 
 
 def _model_from_config(repository: Path, name: str, version: str, config: Json) -> Model | None:
@@ -219,6 +228,6 @@ def _language_model(
 def _max_model_len(folder: Path) -> int | None:
     try:
         found = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))["llm"]["max_model_len"]
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
     return found if type(found) is int else None
