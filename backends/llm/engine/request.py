@@ -79,6 +79,11 @@ class Request:
         return len(self.token_ids) - len(self.prompt_token_ids)
 
     @property
+    def needs_prompt_logits(self) -> bool:
+        """The next tokens to compute are the prompt's, and all of them need logits."""
+        return self.wants_prompt_logits and self.num_computed_tokens < len(self.prompt_token_ids)
+
+    @property
     def num_uncomputed_tokens(self) -> int:
         """Tokens that a step must compute before the next one can be sampled: 1 while decoding."""
         return len(self.token_ids) - self.num_computed_tokens

@@ -232,7 +232,7 @@ class Scheduler:
                 break
             prefix = self._kv.find_prefix(request)
             num_cached = len(prefix) * self._kv.block_size
-            num_tokens = min(request.num_tokens - num_cached, step.budget)
+            num_tokens = min(request.num_tokens - num_cached, step.room(request))
             if self._is_long(request) and self.num_waiting > 1:
                 num_tokens = min(num_tokens, self.config.long_prefill_tokens)
             # Blocks for the part of its prompt that later steps compute.
@@ -270,7 +270,7 @@ class Scheduler:
 
         Where blocks are missing others are preempted for it, or the request itself where it is the last in the order.
         """
-        num_tokens = min(num_tokens, step.budget)
+        num_tokens = min(num_tokens, step.room(request))
         if num_tokens < 1 or request.request_id not in self._running:
             return
         end = request.num_computed_tokens + step.num_tokens.get(request.request_id, 0) + num_tokens

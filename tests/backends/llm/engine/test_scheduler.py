@@ -6,7 +6,7 @@ import pytest
 
 from backends.llm.engine.config import SchedulerConfig
 from backends.llm.engine.request import FinishReason
-from backends.llm.engine.step import Step
+from backends.llm.engine.step import MAX_PROMPT_LOGITS, Step
 from backends.llm.errors import RequestRefused
 from tests.backends.llm.engine.toy import Toy, chunks, plain_answer
 
@@ -194,6 +194,24 @@ def test_g19_a_request_that_ends_on_a_block_border_frees_each_block_once():
     toy.assert_all_free()
     toy.add("b", range(20, 27), 1)
     toy.run()
+    toy.assert_all_free()
+
+
+def test_prompts_that_need_logits_share_the_rows_of_a_step():
+    """A row of logits is as wide as the vocabulary; the budget of a step is made for rows of hidden states."""
+    toy = Toy(num_blocks=300, max_num_batched_tokens=256, max_model_len=1024)
+    toy.add("long", range(200), 1, wants_prompt_logits=True)
+    output, _ = toy.step()
+    assert chunks(output) == {"long": MAX_PROMPT_LOGITS} and output.num_logits == MAX_PROMPT_LOGITS
+    # Neither another of its kind nor one behind that waits until the long one is done.
+    toy.add("other", range(20), 1, wants_prompt_logits=True)
+    toy.add("plain", range(300, 330), 1)
+    output, _ = toy.step()
+    assert chunks(output) == {"long": MAX_PROMPT_LOGITS, "other": 1, "plain": 30}
+    output, _ = toy.step()
+    assert chunks(output) == {"other": 19, "long": MAX_PROMPT_LOGITS - 19}
+    toy.run()
+    assert toy.answer("long") == plain_answer(range(200), 1) and toy.answer("other") == plain_answer(range(20), 1)
     toy.assert_all_free()
 
 
