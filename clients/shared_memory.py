@@ -77,12 +77,14 @@ class SharedBlock:
         """A tensor in the region's next free place; its contents are whatever was there.
 
         Raises:
-            InputError: the element type has no fixed size, or the region has no room left.
+            InputError: the element type has no fixed size, a size is negative, or the region has no room left.
         """
         found = np.dtype(dtype)
         if found not in _DATATYPES:
             allowed = ", ".join(map(str, _DATATYPES))
             raise InputError(f"a tensor of {found} cannot lie in shared memory; allowed: {allowed}")
+        if any(size < 0 for size in shape):
+            raise InputError(f"a tensor of shape {list(shape)} is not allowed; sizes are 0 or more")
         size = math.prod(shape) * found.itemsize
         if size > self.byte_size - self._used:
             raise InputError(

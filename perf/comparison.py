@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
@@ -36,8 +36,21 @@ class Comparison:
     differences: tuple[str, ...]
 
 
+class AnyMeasurement(Protocol):
+    """How many requests of a measurement came to what, in either kind of report."""
+
+    @property
+    def completed(self) -> int: ...
+
+    @property
+    def failed(self) -> int: ...
+
+
 class AnyLevel(Protocol):
     """A level of either kind of report."""
+
+    @property
+    def measurements(self) -> Sequence[AnyMeasurement]: ...
 
     @property
     def load(self) -> str: ...
@@ -62,7 +75,7 @@ def compare(old: Report, new: Report) -> Comparison:
     names = [name for name in old.percentile_names if name in new.percentile_names]
     return Comparison(
         changes=tuple(change for before, after in pairs for change in _changes(before, after, names)),
-        differences=tuple(_differences(old, new)),
+        differences=tuple(differing_failures(pairs) + _differences(old, new)),
     )
 
 
@@ -131,7 +144,31 @@ def _differences(old: Report, new: Report) -> list[str]:
         ("workload", old.subject.workload, new.subject.workload),
         ("server", old.subject.server, new.subject.server),
     ]
-    return differing(pairs) + differing_machines(old.environment, new.environment)
+    limits = differing_limits(old.settings.goodput_limits_ms, new.settings.goodput_limits_ms)
+    return differing(pairs) + limits + differing_machines(old.environment, new.environment)
+
+
+def differing_failures(pairs: Sequence[tuple[AnyLevel, AnyLevel]]) -> list[str]:
+    """Levels at which requests failed: latencies are of those that did not, and a server that refuses looks fast."""
+    return [
+        f"failed requests at {new.load}: {_failures(old)} -> {_failures(new)}"
+        for old, new in pairs
+        if any(one.failed for level in (old, new) for one in level.measurements)
+    ]
+
+
+def _failures(level: AnyLevel) -> str:
+    failed = sum(one.failed for one in level.measurements)
+    return f"{failed} of {failed + sum(one.completed for one in level.measurements)}"
+
+
+def differing_limits(old: Mapping[str, float], new: Mapping[str, float]) -> list[str]:
+    """Good requests under other limits are not the same thing; a report without limits has none."""
+    return differing([("goodput limits", _in_words(old), _in_words(new))]) if old and new else []
+
+
+def _in_words(limits_ms: Mapping[str, float]) -> str:
+    return ", ".join(f"{name} <= {limit:g} ms" for name, limit in sorted(limits_ms.items()))
 
 
 def differing_machines(old: Environment, new: Environment) -> list[str]:

@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
-from perf.comparison import Change, Comparison, change_of, differing, differing_machines, pair_levels
+from perf.comparison import (
+    Change,
+    Comparison,
+    change_of,
+    differing,
+    differing_failures,
+    differing_limits,
+    differing_machines,
+    pair_levels,
+)
 from perf.llm.report import METRICS, LlmLevel, LlmReport
 
 _PERCENTILES = ("p50", "p99")
@@ -22,7 +31,9 @@ def compare_llm(old: LlmReport, new: LlmReport) -> Comparison:
     return Comparison(
         changes=tuple(change for before, after in pairs for change in _changes(before, after)),
         differences=tuple(
-            differing([*subjects, ("streamed", old.settings.streamed, new.settings.streamed)])
+            differing_failures(pairs)
+            + differing([*subjects, ("streamed", old.settings.streamed, new.settings.streamed)])
+            + differing_limits(old.settings.goodput_limits_ms, new.settings.goodput_limits_ms)
             + differing_machines(old.environment, new.environment)
         ),
     )

@@ -97,6 +97,10 @@ def test_what_does_not_fit_is_refused_before_it_is_sent(client: TritonClient) ->
         first = region.tensor(np.int32, (1, 4))
         with pytest.raises(InputError, match="64 of its 128 bytes are free"):
             region.tensor(np.int8, (65,))
+        with pytest.raises(
+            InputError, match=r"shape \[-1\] is not allowed"
+        ):  # numpy's "all the rest" would overlap the next
+            region.tensor(np.int8, (-1,))
         with pytest.raises(InputError, match="cannot lie in shared memory"):
             region.tensor(np.object_, (1,))
         with pytest.raises(InputError, match="'INPUT0' is FP32, not INT32"):

@@ -148,6 +148,15 @@ def test_h04_comparison_is_by_interval_and_names_what_differs() -> None:
     assert compare_llm(old, new).differences == ("streamed: True -> False",)
 
 
+def test_h07_a_comparison_tells_failures_and_other_limits() -> None:
+    loose = LlmSettings(goodput_limits_ms={"ttft": 1500.0}, request_count=5)
+    old, new = llm_report([ClosedLoop(1)], [20.0, 20.0]), llm_report([ClosedLoop(1)], [20.0, 20.0], loose, failed=2)
+    assert compare_llm(old, new).differences == (
+        "failed requests at concurrency 1: 0 of 40 -> 4 of 40",
+        "goodput limits: tpot <= 50 ms, ttft <= 15 ms -> ttft <= 1500 ms",
+    )
+
+
 def test_h15_modes_and_kinds_are_not_compared(tmp_path: Path) -> None:
     paths = [tmp_path / name for name in ("closed.json", "open.json", "run.json")]
     texts = (to_json(REPORTS[0]), to_json(REPORTS[2]), to_json(report_of([ClosedLoop(1)], [[1.0]])))

@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 from itertools import pairwise
 
@@ -135,6 +136,21 @@ def test_h04_single_measurements_are_not_called_different() -> None:
     changes = compare(report_of(CLOSED, [[1.0] * 9]), report_of(CLOSED, [[2.0] * 9])).changes
     latencies = [change for change in changes if change.figure == "p50 ms"]
     assert [(change.ratio, change.overlap) for change in latencies] == [(2.0, None)] * 2
+
+
+def test_h07_a_comparison_tells_failures_and_other_limits() -> None:
+    old = report_of(CLOSED, [[1.0] * 9])
+    old = replace(old, settings=replace(old.settings, goodput_limits_ms={"request_latency": 9.0}))
+    strict = replace(old.settings, goodput_limits_ms={"request_latency": 5.0})
+    levels = tuple(
+        replace(level, measurements=tuple(replace(one, failed=3, completed=24) for one in level.measurements))
+        for level in old.levels[:1]
+    )
+    found = compare(old, replace(old, settings=strict, levels=levels + old.levels[1:])).differences
+    assert found == (
+        "failed requests at concurrency 1: 0 of 27 -> 3 of 27",
+        "goodput limits: request_latency <= 9 ms -> request_latency <= 5 ms",
+    )
 
 
 def test_comparison_needs_a_level_in_common() -> None:
