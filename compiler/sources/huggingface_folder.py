@@ -188,7 +188,7 @@ def _refuse_code(config: dict[str, Any], shown: str) -> None:
 
 
 def _refuse_quantised(config: dict[str, Any], shown: str) -> None:
-    if "quantization_config" in config:
+    if config.get("quantization_config") is not None:
         quantization = config["quantization_config"]
         method = str(quantization.get("quant_method", "unnamed") if isinstance(quantization, dict) else quantization)
         raise ModelRefused(

@@ -64,7 +64,7 @@ def packing_of(config: Mapping[str, Any], shown: str) -> Packing | None:
     Raises:
         ModelRefused: another method or layout of quantised weights.
     """
-    if KEY not in config:
+    if config.get(KEY) is None:
         return None
     keys = config[KEY] if isinstance(config[KEY], dict) else {}
     method, bits = keys.get("quant_method"), keys.get("bits")

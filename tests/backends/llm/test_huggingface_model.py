@@ -16,6 +16,7 @@ from backends.llm.loaders.base import LoadedModel
 from backends.llm.loaders.huggingface_config import config_from_huggingface
 from backends.llm.models.config import RopeScaling
 from compiler.errors import ModelRefused
+from compiler.sources.huggingface_folder import read_config
 
 transformers = pytest.importorskip("transformers")
 import torch  # noqa: E402
@@ -166,6 +167,15 @@ def test_j04_missing_extra_and_misshapen_tensors_are_named(tmp_path: Path) -> No
     assert "not in the model: model.layers.0.mlp.extra.weight" in message
     save_file({**state, "model.norm.weight": torch.zeros(33)}, folder / "model.safetensors")
     assert "'model.norm.weight' has the shape [33]; by the config: [32]" in _refusal(folder)
+
+
+def test_a_quantization_config_of_null_is_none(tmp_path: Path) -> None:
+    folder = _saved(tmp_path)
+    plain = load_model(folder)
+    path = folder / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "quantization_config": None}))
+    assert load_model(folder).quantization == plain.quantization
+    assert read_config(folder, "model")["model_type"] == "llama"
 
 
 def test_tables_of_old_checkpoints_are_left_out(tmp_path: Path) -> None:
