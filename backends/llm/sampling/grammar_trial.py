@@ -40,6 +40,10 @@ def library_tokenizer(vocabulary: Vocabulary) -> Any:
     return llguidance().LLTokenizer(vocabulary, eos_token=sorted(vocabulary.eos_token_ids) or None)
 
 
+_NO_TEXT = "it allows no text, or none that this model's tokens can spell"
+_STUCK = ("NoExtension", "NoExtensionBias")  # what the library calls that, where it notices
+
+
 def compiled(tokenizer: Any, vocabulary: Vocabulary, lark: str) -> tuple[Any, str]:
     """Compiles a grammar, and computes its first mask.
 
@@ -50,10 +54,11 @@ def compiled(tokenizer: Any, vocabulary: Vocabulary, lark: str) -> tuple[Any, st
     matcher = library.LLMatcher(tokenizer, lark, log_level=0, limits=library.LLParserLimits(**_LIMITS))
     mask = int.from_bytes(b"" if matcher.is_error() else matcher.compute_bitmask(), "little")
     if matcher.is_error():
-        return matcher, error_of(matcher)
+        reason = error_of(matcher)
+        return matcher, _NO_TEXT if reason in _STUCK else reason
     ends = sum(1 << token_id for token_id in vocabulary.eos_token_ids)
     if not mask & ~ends & ((1 << len(vocabulary.tokens)) - 1):
-        return matcher, "it allows no text, or none that this model's tokens can spell"
+        return matcher, _NO_TEXT
     return matcher, ""
 
 

@@ -193,6 +193,19 @@ def test_a_tokenizer_without_an_end_token(bytewise):
     grammars.close()
 
 
+CYCLE = {"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/a"}}}
+
+
+@pytest.mark.parametrize("wanted", [{"regex": r"[^\s\S]"}, {"json": CYCLE}])
+def test_a_language_without_texts_is_said_to_be_one(bytewise, wanted):
+    """The library has a word of its own for it, which says nothing to anybody."""
+    _, tokenizer = bytewise
+    grammars = Grammars(tokenizer, tokenizer.vocab_size)
+    with pytest.raises(InvalidRequest, match="it allows no text"):
+        grammars.compile(structured_outputs_from(wanted))
+    grammars.close()
+
+
 def test_the_trial_process_is_killed_and_comes_back(bytewise):
     _, tokenizer = bytewise
     trial = GrammarTrial(Vocabulary.of(tokenizer, tokenizer.vocab_size))
