@@ -74,6 +74,8 @@ def completion_sampling(request: CompletionRequest) -> dict[str, Any]:
 
 
 def _sampling(request: Sampling, max_tokens: int) -> dict[str, Any]:
+    if request.stream_options is not None and not request.stream:
+        raise ApiError(400, "stream_options needs stream: true", param="stream_options")
     found = {name: value for name in _SAME if (value := getattr(request, name)) is not None}
     # The API's defaults; the engine's own is greedy.
     found["temperature"] = 1.0 if request.temperature is None else request.temperature

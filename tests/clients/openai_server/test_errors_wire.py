@@ -80,6 +80,7 @@ INVALID: list[tuple[dict[str, Any], str]] = [
     ({"stop": ["a"] * 17}, "stop"),
     ({"stop": ""}, "stop"),
     ({"top_logprobs": 3}, "top_logprobs"),
+    ({"stream_options": {"include_usage": True}}, "stream_options"),
     ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
     ({"response_format": {"type": "xml"}}, "response_format"),
     ({"response_format": {"type": "json_schema", "json_schema": {"name": "x"}}}, "response_format.json_schema.schema"),
