@@ -16,6 +16,7 @@ from compiler.errors import ModelRefused
 from compiler.sources.huggingface_folder import check_plain, read_json
 
 TOKENIZER, SETTINGS, TEMPLATE = "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"
+_OTHER_FORMS = ("tokenizer.model", "spiece.model", "tekken.json", "vocab.json", "merges.txt")
 _SPACE = "\N{LOWER ONE EIGHTH BLOCK}"
 _NAMED = ("bos_token", "eos_token", "unk_token", "pad_token")
 
@@ -30,6 +31,7 @@ def load_folder_tokenizer(path: Path) -> TextTokenizer:
         ModelRefused: a file is missing, damaged or a link, or the tokenizer's kind is not supported.
     """
     shown = path.name
+    _check_there(path, shown)
     content = read_json(path, TOKENIZER, shown)
     tokenizer = _parsed(content, f"{shown}/{TOKENIZER}")
     tokenizer.no_truncation()
@@ -44,6 +46,19 @@ def load_folder_tokenizer(path: Path) -> TextTokenizer:
         eos_token_ids=_eos_token_ids(path, tokenizer, named, shown),
         templates=_templates(path, settings, shown),
         special_tokens=named,
+    )
+
+
+def _check_there(path: Path, shown: str) -> None:
+    """Refuses a folder without tokenizer.json; other forms of the same tokenizer are not read, and can be converted."""
+    if (path / TOKENIZER).exists() or (path / TOKENIZER).is_symlink():
+        return
+    others = [name for name in _OTHER_FORMS if (path / name).exists()]
+    if not others:
+        raise ModelRefused(f"{shown}/{TOKENIZER} does not exist", hint=f"looked for {path / TOKENIZER}")
+    raise ModelRefused(
+        f"{shown}/{TOKENIZER} does not exist, and {', '.join(others)} beside it is not read",
+        hint="make it with transformers: AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER)",
     )
 
 

@@ -189,7 +189,12 @@ def test_a_template_for_tools_among_several(tmp_path: Path) -> None:
 
 
 def test_what_is_not_supported_or_damaged_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ModelRefused, match=r"tokenizer.json does not exist"):
+    with pytest.raises(
+        ModelRefused, match=r"tokenizer.json does not exist$|tokenizer.json does not exist\n  hint: looked"
+    ):
+        load_tokenizer(tmp_path)
+    (tmp_path / "tokenizer.model").touch()
+    with pytest.raises(ModelRefused, match=r"tokenizer.json does not exist, and tokenizer.model beside it is not read"):
         load_tokenizer(tmp_path)
     path = tmp_path / "tokenizer.json"
     for content, words in (("{", "not valid JSON"), ("[]", "not a JSON object"), ("{}", "not a valid tokenizer")):
