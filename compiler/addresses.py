@@ -76,6 +76,19 @@ def choose_addresses(options: ServerOptions) -> Addresses:
     return Addresses(options.host, **ports)
 
 
+def check_front_port(options: ServerOptions, port: int) -> None:
+    """Refuses a port for the OpenAI API before the models are loaded, which may take minutes.
+
+    Raises:
+        EnvironmentLacks: it is taken, or Triton is to listen there.
+    """
+    if port == 0:
+        return
+    if port in (options.http_port, options.grpc_port, options.metrics_port):
+        raise EnvironmentLacks(f"port {port} is asked for twice", hint="give --openai-port a port of its own")
+    _require_free(options.host, port, "openai_port")
+
+
 def _require_free(host: str, port: int, flag: str) -> None:
     option = "--" + flag.replace("_", "-")
     with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:

@@ -81,7 +81,9 @@ def command(
       compile serve --openai-port 9000 --ready-within 10s
       compile serve model_repository --http-port 9000 --grpc-port 9001 --metrics-port 9002
     """
-    from compiler.addresses import LOOPBACK, ServerOptions
+    from compiler.addresses import LOOPBACK, ServerOptions, check_front_port
+    from compiler.cli.openai import read_key
+    from compiler.front_end import FrontEnd
     from compiler.repository import Repository
     from compiler.restart_policy import RestartPolicy
     from compiler.server import TritonServer
@@ -119,10 +121,13 @@ def command(
             _refuse_findings(repository)
             if warning := shared_memory_warning(Repository(repository), server_arg):
                 say(f"warning: {warning}")
+            if openai_port is not None:
+                check_front_port(options, openai_port)
+                api_key = read_key(openai_api_key_file)
             server = stack.enter_context(TritonServer(options, relay, check))
             front = None
             if openai_port is not None:
-                front = _front_end(options, server.addresses, openai_port, openai_api_key_file, check)
+                front = FrontEnd(repository, server.addresses, options.host, openai_port, api_key, check)
                 stack.enter_context(front)
             starts = model_starts(server.log, budgets_s(_manifests(repository), limit_s))
             _print_addresses(server, front, starts, as_json)
@@ -130,13 +135,6 @@ def command(
             Supervisor(server, policy, say, check, front).run()
     except _Stopped:
         click.echo("stopped", err=True)
-
-
-def _front_end(options: Any, addresses: Any, port: int, key_file: Path | None, check: Callable[[], None]) -> Any:
-    from compiler.cli.openai import read_key
-    from compiler.front_end import FrontEnd
-
-    return FrontEnd(options.repository, addresses, options.host, port, read_key(key_file), check)
 
 
 class _Stopped(BaseException):

@@ -59,6 +59,22 @@ def test_a_proxy_of_the_environment_is_not_asked_for_the_own_machine(repository)
         _echo(server.http)
 
 
+def test_what_the_openai_api_lacks_is_told_before_models_are_loaded(repository, tmp_path):
+    (tmp_path / "key").write_text("")
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        wrong = {
+            ("--openai-port", str(port)): (3, f"port {port} on 127.0.0.1 cannot be used", "--openai-port (0 takes"),
+            ("--openai-port", "8123", "--http-port", "8123"): (3, "port 8123 is asked for twice", "--openai-port"),
+            ("--openai-port", "0", "--openai-api-key-file", str(tmp_path / "key")): (2, "has 0 characters", "leave it"),
+        }
+        for options, (code, message, hint) in wrong.items():
+            result = run_compile("serve", repository, *FREE_PORTS, *options)
+            assert result.returncode == code, result.stderr
+            assert message in result.stderr and hint in result.stderr
+            assert "triton:" not in result.stderr  # no server, which would say that it was stopped
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_stops_the_server_and_all_it_started(repository, number):
     with serve(repository) as server:
