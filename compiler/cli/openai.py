@@ -49,11 +49,17 @@ def command(
       MODELKILN_API_KEY=... compile openai
     """
     require_packages()
+    from clients.core import address_from_url
+    from clients.errors import InputError
     from clients.openai_server.serve import run
     from clients.openai_server.settings import Settings
 
     if not repository.is_dir():
         raise RepositoryError(f"{repository} does not exist", hint="give the repository that Triton serves")
+    try:
+        triton = address_from_url(triton)
+    except InputError as error:
+        raise UsageError(f"--triton: {error}") from error
     settings = Settings(triton, repository, host, port, triton_metrics, read_key(api_key_file))
     warn_of_open_address(host, settings.api_key)
     run(settings, lambda address: _print_address(address, as_json))

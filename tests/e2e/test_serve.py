@@ -75,6 +75,13 @@ def test_what_the_openai_api_lacks_is_told_before_models_are_loaded(repository, 
             assert "triton:" not in result.stderr  # no server, which would say that it was stopped
 
 
+@pytest.mark.parametrize("address", ["127.0.0.1", "https://127.0.0.1:8001", "127.0.0.1:8001/v2"])
+def test_an_address_of_triton_that_is_none_is_wrong_usage(repository, address):
+    result = run_compile("openai", "--triton", address, "-r", repository, "--port", "0")
+    assert result.returncode == 2
+    assert result.stderr.startswith(f"error: --triton: the address {address!r} ") and "Traceback" not in result.stderr
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_stops_the_server_and_all_it_started(repository, number):
     with serve(repository) as server:
