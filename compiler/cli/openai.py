@@ -60,6 +60,10 @@ def command(
         triton = address_from_url(triton)
     except InputError as error:
         raise UsageError(f"--triton: {error}") from error
+    if triton_metrics and not triton_metrics.startswith("http://"):
+        raise UsageError(
+            f"--triton-metrics is {triton_metrics!r}; allowed: a URL such as http://127.0.0.1:8002/metrics"
+        )
     settings = Settings(triton, repository, host, port, triton_metrics, read_key(api_key_file))
     warn_of_open_address(host, settings.api_key)
     run(settings, lambda address: _print_address(address, as_json))

@@ -75,6 +75,12 @@ def test_what_the_openai_api_lacks_is_told_before_models_are_loaded(repository, 
             assert "triton:" not in result.stderr  # no server, which would say that it was stopped
 
 
+def test_metrics_of_triton_need_a_url(repository):
+    result = run_compile("openai", "-r", repository, "--port", "0", "--triton-metrics", "127.0.0.1:8002")
+    assert result.returncode == 2
+    assert "--triton-metrics is '127.0.0.1:8002'; allowed: a URL such as http://" in result.stderr
+
+
 @pytest.mark.parametrize("address", ["127.0.0.1", "https://127.0.0.1:8001", "127.0.0.1:8001/v2"])
 def test_an_address_of_triton_that_is_none_is_wrong_usage(repository, address):
     result = run_compile("openai", "--triton", address, "-r", repository, "--port", "0")
