@@ -60,7 +60,7 @@ def command(
         triton = address_from_url(triton)
     except InputError as error:
         raise UsageError(f"--triton: {error}") from error
-    if triton_metrics and not triton_metrics.startswith("http://"):
+    if triton_metrics and not triton_metrics.startswith(("http://", "https://")):
         raise UsageError(
             f"--triton-metrics is {triton_metrics!r}; allowed: a URL such as http://127.0.0.1:8002/metrics"
         )
