@@ -191,7 +191,11 @@ def _model_files(source: Path, draft: Path | None) -> dict[str, Path]:
     if source.is_dir():
         kinds = ("*.json", "*.safetensors", "*.jinja", "*.model")
         own = {path.name: path for kind in kinds for path in sorted(source.glob(kind)) if path.is_file()}
-        return {**own, **drafts}
+        from backends.llm.tokenizers.folder_tokenizer import TEMPLATE, flat_template_name, template_files
+
+        named = template_files(source).items()
+        templates = {TEMPLATE if name == "default" else flat_template_name(name): file for name, file in named}
+        return {**own, **templates, **drafts}
     return {"model.gguf": source, **drafts}
 
 

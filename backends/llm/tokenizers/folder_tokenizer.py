@@ -16,6 +16,7 @@ from compiler.errors import ModelRefused
 from compiler.sources.huggingface_folder import check_plain, read_json
 
 TOKENIZER, SETTINGS, TEMPLATE = "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"
+MORE_TEMPLATES = "additional_chat_templates"  # a folder, of transformers 5
 _OTHER_FORMS = ("tokenizer.model", "spiece.model", "tekken.json", "vocab.json", "merges.txt")
 _SPACE = "\N{LOWER ONE EIGHTH BLOCK}"
 _NAMED = ("bos_token", "eos_token", "unk_token", "pad_token")
@@ -115,17 +116,40 @@ def _eos_token_ids(path: Path, tokenizer: tokenizers.Tokenizer, named: Mapping[s
     return frozenset([*found, *([] if own is None else [own])])
 
 
-def _templates(path: Path, settings: Mapping[str, Any], shown: str) -> dict[str, ChatTemplate]:
-    """Returns the chat templates by name: of their own file, or of the settings, which may hold one or a list."""
+def template_files(path: Path) -> dict[str, Path]:
+    """Returns the files of a folder's chat templates by name, as transformers writes several of them.
+
+    A published version has no folders in it: there they are called by `flat_template_name`.
+    """
+    prefix, suffix = flat_template_name("*").split("*")
+    found = {file.name[len(prefix) : -len(suffix)]: file for file in sorted(path.glob(flat_template_name("*")))}
+    found |= {file.stem: file for file in sorted((path / MORE_TEMPLATES).glob("*.jinja"))}
     if (path / TEMPLATE).exists() or (path / TEMPLATE).is_symlink():
-        size = check_plain(path / TEMPLATE, f"{shown}/{TEMPLATE}")
-        if size > 4 * MAX_TEMPLATE:
-            raise ModelRefused(f"{shown}/{TEMPLATE} has {size} bytes; allowed: {4 * MAX_TEMPLATE}")
-        try:
-            text = (path / TEMPLATE).read_text(encoding="utf-8")
-        except UnicodeDecodeError as error:
-            raise ModelRefused(f"{shown}/{TEMPLATE} is not UTF-8") from error
-        return {"default": ChatTemplate(text, f"{shown}/{TEMPLATE}")}
+        found["default"] = path / TEMPLATE
+    return found
+
+
+def flat_template_name(name: str) -> str:
+    """Returns what the file of a template that is not the default is called beside the others."""
+    return f"chat_template.{name}.jinja"
+
+
+def _template_file(file: Path, shown: str) -> ChatTemplate:
+    size = check_plain(file, shown)
+    if size > 4 * MAX_TEMPLATE:
+        raise ModelRefused(f"{shown} has {size} bytes; allowed: {4 * MAX_TEMPLATE}")
+    try:
+        text = file.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ModelRefused(f"{shown} is not UTF-8") from error
+    return ChatTemplate(text, shown)
+
+
+def _templates(path: Path, settings: Mapping[str, Any], shown: str) -> dict[str, ChatTemplate]:
+    """Returns the chat templates by name: of their own files, or of the settings, which may hold one or a list."""
+    files = template_files(path)
+    if files:
+        return {name: _template_file(file, f"{shown}/{file.relative_to(path)}") for name, file in files.items()}
     given = settings.get("chat_template")
     listed = given if isinstance(given, list) else [{"name": "default", "template": given}] if given else []
     found = {}

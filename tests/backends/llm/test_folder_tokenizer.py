@@ -17,6 +17,7 @@ from backends.llm.sampling.detokenizer import Detokenizer
 from backends.llm.tokenizers import load_tokenizer
 from backends.llm.tokenizers.text_tokenizer import TextTokenizer
 from compiler.errors import ModelRefused
+from compiler.llm.build import _model_files
 from tests.backends.llm.texts import NUMERALS, TEXTS
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -186,6 +187,26 @@ def test_a_template_for_tools_among_several(tmp_path: Path) -> None:
     path.write_text(json.dumps({**settings, "chat_template": [1]}))
     with pytest.raises(ModelRefused, match="neither a text nor a list of named ones"):
         load_tokenizer(tmp_path)
+
+
+def test_templates_in_files_of_their_own(tmp_path: Path) -> None:
+    """With several transformers 5 writes all but the default one into a folder; a published version has no folders."""
+    theirs = _qwen(tmp_path / "model")
+    theirs.chat_template = {"default": "plain", "tool_use": "{{ tools[0].name }}"}
+    theirs.save_pretrained(tmp_path / "model")
+    assert (tmp_path / "model" / "additional_chat_templates" / "tool_use.jinja").is_file()
+    published = tmp_path / "published"
+    published.mkdir()
+    for name, file in _model_files(tmp_path / "model", None).items():
+        (published / name).write_bytes(file.read_bytes())
+    for folder in (tmp_path / "model", published):
+        ours = _load(folder)
+        assert ours.chat_text(MESSAGES) == "plain" and ours.chat_text(MESSAGES, tools=[{"name": "add"}]) == "add"
+    more = tmp_path / "model" / "additional_chat_templates" / "tool_use.jinja"
+    more.unlink()
+    more.symlink_to(tmp_path / "elsewhere.jinja")
+    with pytest.raises(ModelRefused, match=r"additional_chat_templates/tool_use.jinja is a symbolic link"):
+        load_tokenizer(tmp_path / "model")
 
 
 def test_what_is_not_supported_or_damaged_is_refused(tmp_path: Path) -> None:
