@@ -20,7 +20,7 @@ from backends.llm.sampling.state import SamplerState
 from backends.llm.tokenizers.base import Tokenizer
 
 Prompt = str | Sequence[int]
-MAX_DEADLINE_MS = 1e15  # more than any timeout that Triton can pass on: 2 ** 64 us are 1.8e13 ms
+MAX_DEADLINE_MS = 1e17  # more than any timeout that Triton can pass on: 2 ** 64 us are 1.8e16 ms
 
 
 @dataclass(frozen=True, slots=True)

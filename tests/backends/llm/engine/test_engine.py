@@ -387,6 +387,12 @@ def test_arguments_of_the_wrong_type_are_refused_by_name_and_leave_nothing_behin
     assert set(run(engine)) == {("other", 0)} and not engine.scheduler.has_requests
 
 
+def test_the_longest_timeout_of_triton_is_a_deadline():
+    engine = make_engine()
+    engine.add_request("a", "hello", deadline_ms=2**64 / 1e3)
+    assert run(engine)["a", 0][-1].delta.finish_reason is FinishReason.LENGTH
+
+
 @pytest.mark.parametrize("first", ["a", "a/1", "1/a"])
 def test_ids_of_users_never_meet_those_of_n_answers(first):
     """The second of n answers starts in a step: an id that is in use there would end all requests."""
