@@ -17,8 +17,9 @@ from backends.llm.engine.draft import DraftModel, open_draft
 from backends.llm.engine.load import SETTINGS_FILE, EngineSettings, engine_settings
 from backends.llm.loaders import LoadedModel, load_model
 from backends.llm.loaders.base import no_model
+from backends.llm.models.config import DecoderConfig
 from backends.llm.runners.base import ModelRunner
-from backends.llm.tokenizers import load_tokenizer
+from backends.llm.tokenizers import Tokenizer, load_tokenizer
 from compiler.build_key import up_to_date
 from compiler.errors import ModelRefused, UsageError
 from compiler.fingerprint import inputs_fingerprint
@@ -90,6 +91,8 @@ def compile_llm(
             f"{config.architecture}, {num_parameters(config):,} parameters, {model.quantization}; context of "
             f"{config.max_position_embeddings} tokens, {config.vocab_size} in the vocabulary"
         )
+        for line in _surprises(options, limit, tokenizer, config):
+            log.note(line)
     with tempfile.TemporaryDirectory(prefix="modelkiln-") as work:
         version, graphs = Path(work, "version"), Path(work, "graphs")
         version.mkdir()
@@ -197,6 +200,16 @@ def _model_files(source: Path, draft: Path | None) -> dict[str, Path]:
         templates = {TEMPLATE if name == "default" else flat_template_name(name): file for name, file in named}
         return {**own, **templates, **drafts}
     return {"model.gguf": source, **drafts}
+
+
+def _surprises(options: Mapping[str, Any], limit: int, tokenizer: Tokenizer, config: DecoderConfig) -> list[str]:
+    """Returns what is taken and may not be what its user thinks it is."""
+    found = []
+    if options.get("max_model_len", 0) > limit:
+        found.append(f"max_model_len {options['max_model_len']} is cut to {limit}, for which the model was made")
+    if not any(token_id < config.vocab_size for token_id in tokenizer.eos_token_ids):
+        found.append("no token ends an answer: none is named that the model has; all go on to max_tokens")
+    return found
 
 
 def _draft_line(draft: DraftModel) -> str:

@@ -102,3 +102,16 @@ def test_a_name_on_the_hub_is_not_downloaded_and_the_error_says_so(tmp_path: Pat
     done = _run(Path("HuggingFaceTB/SmolLM2-135M"), tmp_path / "repository")
     assert done.exit_code == 1 and "HuggingFaceTB/SmolLM2-135M does not exist" in done.output
     assert "hf download" in done.output
+
+
+def test_what_may_surprise_is_said(tmp_path: Path) -> None:
+    """This tokenizer names no end token, and transformers' default in config.json is 2: a letter of it."""
+    source = _folder(tmp_path / "model")
+    done = _run(source, tmp_path / "first", "--max-model-len", "1000")
+    assert done.exit_code == 0 and "max_model_len 1000 is cut to 256" in done.stderr
+    assert "no token ends an answer" not in done.stderr
+    for name in ("config.json", "generation_config.json"):
+        keys = json.loads((source / name).read_text())
+        (source / name).write_text(json.dumps({**keys, "eos_token_id": 5000 if name == "config.json" else None}))
+    done = _run(source, tmp_path / "second")
+    assert done.exit_code == 0 and "no token ends an answer" in done.stderr and "is cut to" not in done.stderr
