@@ -35,12 +35,14 @@ def server_flags(options: ServerOptions, addresses: Addresses, folder: Path, key
         key: what opens the admin routes.
         complete: whether no config.pbtxt needs to be completed: that would start a second process for each model.
     """
+    # Each of Triton's two servers has a form of its own for IPv6: libevhtp a prefix, gRPC brackets.
+    http_host, grpc_host = (f"ipv6:{options.host}", f"[{options.host}]") if ":" in options.host else (options.host,) * 2
     flags = [
         f"--model-repository={folder / 'repository'}",
         f"--backend-directory={folder / 'backends'}",
-        f"--http-address={options.host}",
-        f"--grpc-address={options.host}",
-        f"--metrics-address={options.host}",
+        f"--http-address={http_host}",
+        f"--grpc-address={grpc_host}",
+        f"--metrics-address={http_host}",
         f"--http-port={addresses.http_port}",
         f"--grpc-port={addresses.grpc_port}",
         f"--metrics-port={addresses.metrics_port}",

@@ -9,12 +9,14 @@ import socket
 import subprocess
 import sys
 import time
+import urllib.request
 from pathlib import Path
 
 import numpy as np
 import pytest
 import tritonclient.http as http_client
 
+from clients import GrpcClient, HttpClient
 from compiler.shared_memory import shared_memory_prefix
 from compiler.triton_install import HOME_VARIABLE, find_triton
 from tests.serving import (
@@ -73,6 +75,25 @@ def test_what_the_openai_api_lacks_is_told_before_models_are_loaded(repository, 
             assert result.returncode == code, result.stderr
             assert message in result.stderr and hint in result.stderr
             assert "triton:" not in result.stderr  # no server, which would say that it was stopped
+
+
+def _has_ipv6() -> bool:
+    try:
+        with socket.create_server(("::1", 0), family=socket.AF_INET6):
+            return True
+    except OSError:
+        return False
+
+
+@pytest.mark.skipif(not _has_ipv6(), reason="this machine has no ::1")
+def test_a_server_may_listen_on_ipv6(repository):
+    with serve(repository, "--host", "::1") as server:
+        assert all("[::1]:" in address for address in (server.http, server.grpc, server.metrics))
+        for client_type, address in ((HttpClient, server.http), (GrpcClient, server.grpc)):
+            with client_type(address) as client:
+                assert client.infer("echo", {"x": [[1.5, -2.5]]})["y"].tolist() == [[1.5, -2.5]]
+        with urllib.request.urlopen(server.metrics, timeout=60) as answer:
+            assert b"nv_inference_request_success" in answer.read()
 
 
 def test_metrics_of_triton_need_a_url(repository):
