@@ -32,6 +32,8 @@ from clients.requests import InferRequest
 from clients.retries import RetryPolicy
 from clients.streams import Source
 
+_PIECE_BYTES = 2**20
+
 
 class HttpClient(TritonClient):
     """A Triton server over HTTP. Each thread keeps one connection open; each stream has one of its own."""
@@ -53,9 +55,10 @@ class HttpClient(TritonClient):
 
     def _send(self, call: Call[Any], timeout_s: float) -> HttpAnswer:
         connection: http.client.HTTPConnection = self._connection()
+        end = time.monotonic() + timeout_s
         try:
-            response = self._exchange(connection, call.method, call.request, timeout_s)
-            body = response.read()
+            response, used = self._exchange(connection, call.method, call.request, timeout_s)
+            body = _read_body(response, used, end)
         except BaseException as error:
             connection.close()  # or the next call would read this one's answer
             if isinstance(error, (OSError, http.client.HTTPException)):
@@ -72,8 +75,8 @@ class HttpClient(TritonClient):
         connection = self._connect()
         end = time.monotonic() + timeout_s
         try:
-            response = self._exchange(connection, "POST", generate_call(request), timeout_s)
-            body = b"" if response.status == 200 else response.read()
+            response, used = self._exchange(connection, "POST", generate_call(request), timeout_s)
+            body = b"" if response.status == 200 else _read_body(response, used, end)
         except (OSError, http.client.HTTPException) as error:
             connection.close()
             raise self._failure(error, timeout_s) from error
@@ -86,8 +89,8 @@ class HttpClient(TritonClient):
 
     def _exchange(
         self, connection: http.client.HTTPConnection, method: str, request: HttpRequest, timeout_s: float
-    ) -> http.client.HTTPResponse:
-        """Send a request and read the head of the answer.
+    ) -> tuple[http.client.HTTPResponse, socket.socket]:
+        """Send a request and read the head of the answer; returns the connection's socket, too.
 
         Raises:
             ServerUnavailable: no connection can be made; nothing was sent.
@@ -102,9 +105,10 @@ class HttpClient(TritonClient):
                 raise timed_out(self.url, timeout_s) from error
             except OSError as error:
                 raise ServerUnavailable(self.url, str(error)) from error
-        connection.sock.settimeout(timeout_s)
+        used = connection.sock
+        used.settimeout(timeout_s)
         connection.request(method, request.path, body=request.body, headers=dict(request.headers))
-        return connection.getresponse()
+        return connection.getresponse(), used
 
     def _failure(self, error: Exception, timeout_s: float) -> ClientError:
         """The error of an exchange that broke off."""
@@ -160,6 +164,27 @@ class _HttpSource(Source):
     def __del__(self) -> None:
         self._response.close()
         self._connection.close()
+
+
+def _read_body(response: http.client.HTTPResponse, used: socket.socket, end: float) -> bytes:
+    """The rest of an answer, read until `end`: a socket's own time limit begins anew with each byte that comes.
+
+    Raises:
+        TimeoutError: `end` (`time.monotonic`) is reached.
+        http.client.IncompleteRead: the connection ended before.
+    """
+    pieces: list[bytes] = []
+    while response.length:  # None where the server does not say it, which Triton does
+        left_s = end - time.monotonic()
+        if left_s <= 0:
+            raise TimeoutError
+        used.settimeout(left_s)
+        piece = response.read1(_PIECE_BYTES)
+        if not piece:
+            raise http.client.IncompleteRead(b"".join(pieces), response.length)
+        pieces.append(piece)
+    pieces.append(response.read())  # lets the connection go for the next request
+    return b"".join(pieces)
 
 
 def _was_dropped(idle: socket.socket) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 import socket
 import threading
@@ -121,6 +122,42 @@ def test_the_limit_of_a_call_holds_for_the_question_about_the_model_too(protocol
         with pytest.raises(DeadlineExceeded):
             client.generate("chat", "Hi", timeout_s=0.1)
         assert time.monotonic() - start < OWN_LIMIT_S  # the client's own, which one question alone would have taken
+
+
+@contextmanager
+def dripping_server(pieces: int) -> Iterator[str]:
+    """It answers everything with `pieces` bytes, one after the other."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+
+        def answer(inside: socket.socket) -> None:
+            with inside, contextlib.suppress(OSError):
+                inside.recv(65536)
+                inside.sendall(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n" % pieces)
+                for _ in range(pieces):
+                    inside.sendall(b" ")
+                    time.sleep(0.01)  # it is what it is about: slower than the limit, and never silent for long
+
+        def accept() -> None:
+            while True:
+                try:
+                    inside = listening.accept()[0]
+                except OSError:
+                    return
+                threading.Thread(target=answer, args=(inside,), daemon=True).start()
+
+        thread = threading.Thread(target=accept)
+        thread.start()
+        try:
+            yield f"127.0.0.1:{listening.getsockname()[1]}"
+        finally:
+            listening.shutdown(socket.SHUT_RDWR)
+            thread.join()
+
+
+@pytest.mark.parametrize("protocol", ["http", "async http"])
+def test_a_server_that_answers_byte_by_byte_does_not_extend_the_limit(protocol: str) -> None:
+    with dripping_server(200) as address, CLIENTS[protocol](address, timeout_s=0.3) as client:
+        pytest.raises(DeadlineExceeded, client.server_metadata)
 
 
 def test_the_limit_holds_while_another_task_asks() -> None:
