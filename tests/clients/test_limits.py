@@ -156,8 +156,12 @@ def dripping_server(pieces: int) -> Iterator[str]:
 
 @pytest.mark.parametrize("protocol", ["http", "async http"])
 def test_a_server_that_answers_byte_by_byte_does_not_extend_the_limit(protocol: str) -> None:
-    with dripping_server(200) as address, CLIENTS[protocol](address, timeout_s=0.3) as client:
-        pytest.raises(DeadlineExceeded, client.server_metadata)
+    with (
+        dripping_server(200) as address,
+        CLIENTS[protocol](address, timeout_s=0.3) as client,
+        pytest.raises(DeadlineExceeded),
+    ):
+        client.server_metadata()
 
 
 def test_the_limit_holds_while_another_task_asks() -> None:
