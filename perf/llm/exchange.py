@@ -55,7 +55,10 @@ def read_exchange(exchange: Exchange, read: Callable[[Any], Answer]) -> Outcome:
     if exchange.failure is not None:
         answer = Answer(error=ErrorKind(exchange.failure.kind, exchange.failure.message))
     else:
-        answer = read(exchange.received)
+        try:
+            answer = read(exchange.received)
+        except Exception as error:  # whatever a server says, it fails this one request and not the whole run
+            answer = Answer(error=ErrorKind("bad answer", f"the answer cannot be read: {error!r}"))
         if answer.error is None and not answer.chunks:
             answer = Answer(error=ErrorKind("no tokens", "the answer has no token"))
     return Outcome(exchange.due_ns, exchange.sent_ns, exchange.ended_ns, answer)

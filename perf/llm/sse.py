@@ -83,10 +83,11 @@ def read_sse(received: SseReceived) -> Answer:
         except ValueError:
             shown = data[:200].decode("utf-8", "replace")
             return Answer(error=ErrorKind("bad event", f"an event is not JSON: {shown}"))
-        if "error" in event:
+        if event.get("error"):
             return Answer(error=_error_event(event["error"]))
-        usage = event.get("usage") or {}
-        pieces.append(Piece(at_ns, _has_text(event.get("choices")), usage.get("completion_tokens")))
+        told = event.get("usage") or {}  # some servers say it once, and not with the last event
+        usage = told or usage
+        pieces.append(Piece(at_ns, _has_text(event.get("choices")), told.get("completion_tokens")))
     if not ended:
         return Answer(error=ErrorKind("cut stream", "the stream ended without [DONE]"))
     found = chunks_of(pieces)
@@ -97,7 +98,7 @@ def _read_document(received: SseReceived) -> Answer:
     body = b"".join(part for _, part in _body(received))
     try:
         document = json.loads(body)
-        if "error" in document:
+        if document.get("error"):
             return Answer(error=_error_event(document["error"]))
         usage = document["usage"]
         chunk = Chunk(received.stamps_ns[-1], int(usage["completion_tokens"]))

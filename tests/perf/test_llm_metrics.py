@@ -7,9 +7,10 @@ import pytest
 
 from perf.arrivals import ClosedLoop, OpenLoop
 from perf.llm.answers import NO_USAGE, Answer, Chunk, Piece, chunks_of
-from perf.llm.exchange import Outcome
+from perf.llm.exchange import Exchange, Outcome, read_exchange
 from perf.llm.measurement import LlmMeasurement, LlmRun, LlmSettings, summarise_llm
 from perf.llm.metrics import figures_of, itl_ms
+from perf.llm.sse import SseReceived, read_sse
 from perf.records import ErrorKind
 
 MS = 1_000_000
@@ -157,3 +158,23 @@ def test_figures_keep_their_order() -> None:
     figures = figures_of([outcome((30, 1)), outcome((10, 2), (20, 1)), outcome((1, 1), error=BROKEN)])
     assert figures.ttft.tolist() == [30, 10]
     assert np.isnan(figures.tpot[0]) and figures.tpot[1] == 5
+
+
+def received_events(*events: str) -> SseReceived:
+    """A stream of server-sent events that came in one piece."""
+    body = "".join(f"data: {event}\n\n" for event in events).encode()
+    head = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nContent-Length: %d\r\n\r\n" % len(body)
+    return SseReceived(head + body, len(head), [len(head) + len(body)], [MS])
+
+
+@pytest.mark.parametrize("event", ["7", "[]", '{"choices": [3]}', '{"usage": {"completion_tokens": "many"}}', "null"])
+def test_h07_an_answer_that_cannot_be_read_fails_its_request_alone(event: str) -> None:
+    found = read_exchange(Exchange(0, 0, MS, received_events(event, "[DONE]"), None), read_sse)
+    assert found.answer.error is not None and found.answer.error.kind in ("bad answer", "no usage")
+
+
+def test_usage_may_come_before_the_last_event() -> None:
+    said = '{"prompt_tokens": 5, "completion_tokens": 2, "prompt_tokens_details": {"cached_tokens": 4}}'
+    text = '{"error": null, "choices": [{"delta": {"content": "a"}}], "usage": null}'
+    found = read_sse(received_events(text, text, f'{{"choices": [], "usage": {said}}}', '{"choices": []}', "[DONE]"))
+    assert (found.error, found.output_tokens, found.input_tokens, found.cached_tokens) == (None, 2, 5, 4)
