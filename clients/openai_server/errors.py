@@ -59,6 +59,13 @@ class ApiError(Exception):
         return json.dumps(self.to_json()).encode()
 
 
+_NOT_READY = ("is not at ready state", "Request for unknown model", "is not healthy")
+
+
+def model_not_ready(name: str) -> ApiError:
+    return unavailable(f"the model {name[:200]!r} is not ready; try again later")
+
+
 def model_not_found(name: str, served: list[str]) -> ApiError:
     allowed = ", ".join(served) or "none"
     return ApiError(
@@ -98,10 +105,15 @@ def error_from_client(error: ClientError, fields: Mapping[str, str] = _AS_THEY_A
     if isinstance(error, ServerUnavailable):
         log.warning("Triton does not answer: %s", error)
         return unavailable("the inference server does not answer; try again later")
-    if isinstance(error, ServerError) and error.status in ("UNAVAILABLE", "NOT_FOUND"):
+    if isinstance(error, ServerError) and (error.status in ("UNAVAILABLE", "NOT_FOUND") or _is_not_ready(error)):
         log.warning("Triton: %s", error)
         return unavailable("the model is not ready; try again later")
     return internal_error(error)
+
+
+def _is_not_ready(error: ServerError) -> bool:
+    """Whether Triton says in a stream, which has no codes, that a model is being loaded or its process has died."""
+    return error.status == "ERROR" and any(said in error.message for said in _NOT_READY)
 
 
 def deadline_error(message: str) -> ApiError:

@@ -17,7 +17,7 @@ from backends.llm.engine.load import stored_settings
 from backends.llm.tokenizers import Tokenizer, load_tokenizer
 from clients.async_grpc import AsyncGrpcClient
 from clients.errors import ClientError
-from clients.openai_server.errors import ApiError, error_from_client, model_not_found
+from clients.openai_server.errors import ApiError, error_from_client, model_not_found, model_not_ready
 from compiler.errors import ModelkilnError
 
 Json = dict[str, Any]
@@ -94,6 +94,7 @@ class Models:
         self._repository = repository
         self._versions: Mapping[str, str] = {}
         self._models: dict[tuple[str, str], Model | None] = {}
+        self._seen: set[str] = set()  # names that Triton has served, so they are no paths
         self._asked_at = float("-inf")
         self._refreshing: asyncio.Task[None] | None = None
 
@@ -129,6 +130,8 @@ class Models:
             return found
         if found is not None:
             raise ApiError(400, f"the model {name!r} takes no {takes}", param="model", code="model_not_supported")
+        if name not in self._versions and name in self._seen and (self._repository / name).is_dir():
+            raise model_not_ready(name)  # its process has died, say, and it is loaded again: clients try that once more
         raise model_not_found(name, [m.name for m in await self.served() if isinstance(m, kind)])
 
     def _known(self, name: str) -> Model | None:
@@ -159,6 +162,7 @@ class Models:
             raise error_from_client(error) from None
         self._models = {key: self._models[key] for key in versions.items()}
         self._versions = versions
+        self._seen.update(versions)
         self._asked_at = time.monotonic()
 
 

@@ -19,6 +19,8 @@ CASES: list[tuple[ClientError, int, str | None, str | None]] = [
     (ServerError("INTERNAL", "/srv/x.py"), 500, None, "internal"),
     (ServerError("UNAVAILABLE", "model 'x' version 1 is at /srv"), 503, None, "unavailable"),
     (ServerError("NOT_FOUND", "unknown model"), 503, None, "unavailable"),  # it was there when it was looked up
+    (server_error("ERROR", "Request for unknown model: 'm' version 1 is not at ready state"), 503, None, "unavailable"),
+    (server_error("ERROR", "Stub process 'm_0_0' is not healthy."), 503, None, "unavailable"),
     (ServerUnavailable("10.0.0.1:8001", "refused"), 503, None, "unavailable"),
     (StreamBroken("10.0.0.1:8001", "its process has died"), 503, None, "unavailable"),
 ]

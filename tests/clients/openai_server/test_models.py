@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 import socket
 import threading
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 
 from clients.async_grpc import AsyncGrpcClient
 from clients.openai_server import models as module
+from clients.openai_server.errors import ApiError
 from clients.openai_server.metrics import RequestMetrics, all_metrics
 from clients.openai_server.models import Models
 from tests.clients.openai_server.conftest import write_tiny_llm
@@ -58,6 +60,37 @@ def test_what_is_wrong_with_one_model_takes_no_other_away(repository: Path, monk
 
     monkeypatch.setattr(module, "load_tokenizer", fails_for_odd)
     assert _served(repository) == {"good": 64}
+
+
+def test_a_model_that_is_loaded_again_is_not_ready_and_not_unknown(
+    repository: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Clients try a 503 again, and never a 404; the process of a model may die at any time."""
+    monkeypatch.setattr(module, "_FRESH_S", 0.0)
+
+    class Restarting(_Triton):
+        loaded = ("good", "odd")
+
+        async def statistics(self, name: str) -> list[dict[str, str]]:
+            return [{"name": name, "version": "1"} for name in self.loaded]
+
+    async def run() -> list[tuple[int, str | None]]:
+        triton = Restarting()
+        models = Models(cast(AsyncGrpcClient, triton), repository)
+        assert (await models.language_model("good")).name == "good"
+        triton.loaded = ("odd",)
+        await models.served()
+        found = []
+        for name in ("good", "never"):
+            with pytest.raises(ApiError) as raised:
+                await models.language_model(name)
+            found.append((raised.value.status, raised.value.code))
+        shutil.rmtree(repository / "good")
+        with pytest.raises(ApiError) as raised:
+            await models.language_model("good")
+        return [*found, (raised.value.status, raised.value.code)]
+
+    assert asyncio.run(run()) == [(503, "unavailable"), (404, "model_not_found"), (404, "model_not_found")]
 
 
 def test_tritons_metrics_that_end_in_the_middle_leave_our_own() -> None:
