@@ -27,7 +27,13 @@ from compiler.repository import Repository
 from compiler.server_flags import EXIT_TIMEOUT_S, hide_from_process_list, new_admin_key, server_flags
 from compiler.server_log import LoadFailure, ServerLog
 from compiler.shared_memory import remove_shared_memory, remove_stale_shared_memory
-from compiler.triton_install import TritonInstall, find_triton, lay_out_backends, server_environment
+from compiler.triton_install import (
+    TritonInstall,
+    compile_python_files,
+    find_triton,
+    lay_out_backends,
+    server_environment,
+)
 
 _KILL_AFTER_S = EXIT_TIMEOUT_S + 5
 _POLL_S = 0.05
@@ -88,6 +94,7 @@ class TritonServer:
         try:
             (self._folder / "backends").mkdir()
             lay_out_backends(install, self._folder / "backends")
+            compile_python_files(self.options.repository)
             (self._folder / "repository").symlink_to(self.options.repository.resolve())
             self._launch(install)
         except BaseException:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import compileall
 import importlib.metadata
 import importlib.util
 import os
 import shutil
 import sys
 import sysconfig
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -99,6 +101,17 @@ def lay_out_backends(install: TritonInstall, folder: Path) -> None:
             shutil.copyfile(own / "model.py", folder / own.name / "model.py")
             for shared in _SHARED_FILES:
                 shutil.copyfile(own.parent / shared, folder / own.name / shared)
+
+
+def compile_python_files(repository: Path) -> None:
+    """Writes the byte code that a stub would write beside a Python model's files when it loads them for the first time.
+
+    Triton takes the folder that appears there for a change of the model, and loads it again with the next ensemble that
+    has it for a member (d10). What cannot be written or compiled is left to the stub.
+    """
+    for path in repository.glob("*/[0-9]*/*.py"):
+        with suppress(OSError):
+            compileall.compile_file(path, quiet=2)
 
 
 def link_or_copy(source: str, target: str) -> str:

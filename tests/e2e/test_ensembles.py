@@ -135,10 +135,11 @@ def test_d09_an_ensemble_is_loaded_with_its_members_however_deep(running):
 def test_d10_what_is_loaded_after_an_ensemble_is_what_was_before(running):
     """Five times, beside an ensemble that shares a member, and a member that was loaded by its own name."""
     control, pid = running.server.control, running.server.pid
+    assert pid is not None and _processes_become(pid, set())  # those of the test before have ended
     control.load("other")
     control.load("first")
     before = running.ready
-    assert before == {"other", "shared", "last", "first"} and pid is not None
+    assert before == {"other", "shared", "last", "first"}
     processes = {stub.pid for stub in living_stubs(pid)}
     for _ in range(5):
         control.load("outer")
