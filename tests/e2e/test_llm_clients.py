@@ -189,8 +189,8 @@ def test_f10_leaving_a_stream_frees_the_engine(server: Served, protocol: str) ->
 
 def test_f10_a_left_stream_ends_as_an_answer_does(server: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     """No cancel goes over the wire, which Triton 2.51 now and then does not survive: each call ends with OK."""
-    monkeypatch.setattr("clients.leave.CLOSING_S", 60.0)  # the server may be slow on a busy machine
-    monkeypatch.setattr("clients.async_grpc.CLOSING_S", 60.0)
+    for module in ("leave", "async_grpc", "streams", "async_streams"):
+        monkeypatch.setattr(f"clients.{module}.CLOSING_S", 60.0)  # the server may be slow on a busy machine
     calls: list[Any] = []
     for kind in (clients.grpc._GrpcSource, GrpcSource):
         make = kind.__init__
