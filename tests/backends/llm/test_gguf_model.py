@@ -241,5 +241,8 @@ def test_the_divisors_of_llama_3_are_read_from_their_tensor(path: Path) -> None:
 
 
 def test_only_models_are_opened(tmp_path: Path) -> None:
+    with pytest.raises(ModelRefused, match=r"weights.bin does not exist"):
+        load_model(tmp_path / "weights.bin")
+    (tmp_path / "weights.bin").write_bytes(b"anything")
     with pytest.raises(ModelRefused, match="no model"):
         load_model(tmp_path / "weights.bin")
