@@ -18,6 +18,7 @@ from perf.console import make_folder, show_progress, write_files
 from perf.csv import render_csv
 from perf.environment import describe_environment
 from perf.errors import PerfError, UsageError
+from perf.finite_range import FiniteRange
 from perf.html import render_html
 from perf.json_form import document_from_json, read_text, report_from_document, schema_of, to_json
 from perf.llm.cli import llm
@@ -25,7 +26,7 @@ from perf.llm.comparison import compare_llm
 from perf.llm.report import LLM_SCHEMA, LlmReport, llm_report_from_document
 from perf.llm.text import print_llm_report
 from perf.load_generator import PROTOCOLS, Target, read_address
-from perf.load_options import FiniteRange, load_options
+from perf.load_options import load_options
 from perf.options import read_loads, read_settings, read_shapes
 from perf.report import SCHEMA, Report, measure
 from perf.session import Question, open_session

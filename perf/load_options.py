@@ -2,25 +2,15 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 import click
 
 from perf.arrivals import DISTRIBUTIONS
+from perf.finite_range import FiniteRange
 
 Command = TypeVar("Command", bound=Callable[..., Any])
-
-
-class FiniteRange(click.FloatRange):
-    """click's own takes `nan` for a number in any range, and `inf` in one without an end."""
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        number: float = super().convert(value, param, ctx)
-        if not math.isfinite(number):
-            self.fail(f"{value!r} is not a finite number.", param, ctx)
-        return number
 
 
 def load_options(distribution: str) -> Callable[[Command], Command]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import json
-import math
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -17,16 +16,6 @@ from compiler.annotations import MAX_SHOWN, Annotation, annotation_from_error, w
 from compiler.errors import EnvironmentLacks, ModelkilnError
 
 F = TypeVar("F", bound=Callable[..., Any])
-
-
-class FiniteRange(click.FloatRange):
-    """click's own takes `nan` for a number in any range, and `inf` in one without an end."""
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        number: float = super().convert(value, param, ctx)
-        if not math.isfinite(number):
-            self.fail(f"{value!r} is not a finite number.", param, ctx)
-        return number
 
 
 EXIT_CODES = """

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from compiler.cli.common import EXIT_CODES, FiniteRange, common
+from compiler.cli.common import EXIT_CODES, common
+from perf.finite_range import FiniteRange
 
 if TYPE_CHECKING:
     from backends.llm.capacity import KvPlan

@@ -9,8 +9,9 @@ from typing import Any
 import click
 
 from compiler.cli.build import pin_note
-from compiler.cli.common import EXIT_CODES, FiniteRange, common, repository_option
+from compiler.cli.common import EXIT_CODES, common, repository_option
 from compiler.errors import UsageError
+from perf.finite_range import FiniteRange
 
 
 @click.command("llm", epilog=EXIT_CODES)

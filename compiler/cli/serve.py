@@ -12,8 +12,9 @@ from typing import Any
 
 import click
 
-from compiler.cli.common import EXIT_CODES, FiniteRange, common, repository_argument
+from compiler.cli.common import EXIT_CODES, common, repository_argument
 from compiler.errors import RepositoryError, UsageError
+from perf.finite_range import FiniteRange
 
 
 @click.command("serve", epilog=EXIT_CODES)

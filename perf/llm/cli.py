@@ -17,6 +17,7 @@ from rich.console import Console
 from perf.console import make_folder, show_progress, write_files
 from perf.environment import describe_environment
 from perf.errors import UsageError
+from perf.finite_range import FiniteRange
 from perf.json_form import to_json
 from perf.llm.html import render_llm_html
 from perf.llm.lengths import parse_lengths
@@ -27,7 +28,7 @@ from perf.llm.report import measure_llm
 from perf.llm.session import ENDPOINTS, LlmQuestion, open_llm_session
 from perf.llm.text import print_llm_report
 from perf.load_generator import read_address
-from perf.load_options import FiniteRange, load_options
+from perf.load_options import load_options
 from perf.metrics import parse_limits
 from perf.options import read_loads
 
