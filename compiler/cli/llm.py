@@ -18,7 +18,11 @@ from perf.finite_range import FiniteRange
 @click.argument("source", type=click.Path(path_type=Path))
 @click.option("--name", required=True, help="The model's name in the repository.")
 @repository_option
-@click.option("--runner", type=click.Choice(["openvino", "torch"]), help="What computes it.  [default: openvino]")
+@click.option(
+    "--runner",
+    type=click.Choice(["auto", "numba", "openvino", "torch"]),
+    help="What computes it; auto is the faster of numba and openvino on the CPU that it finds.  [default: auto]",
+)
 @click.option(
     "--kv-cache-memory",
     metavar="SIZE",
@@ -37,7 +41,7 @@ from perf.finite_range import FiniteRange
     "--max-waiting", type=click.IntRange(0), help="More are refused.  [default: 8 for each of --max-num-seqs]"
 )
 @click.option("--default-deadline-ms", type=FiniteRange(1), help="Of requests without one.  [default: none]")
-@click.option("--weights", help="OpenVINO: u8_rows, u4, u8, bf16, f32 or stored.  [default: u8_rows]")
+@click.option("--weights", help="u8_rows; with OpenVINO u4, u8, bf16, f32 or stored.  [default: u8_rows]")
 @click.option("--kv-cache-precision", help="OpenVINO: auto or u8.  [default: auto]")
 @click.option("--exact", is_flag=True, default=None, help="OpenVINO: float32 throughout, to the token.")
 @click.option("--num-draft-tokens", type=click.IntRange(0, 64), help="Proposed for one request and step.  [default: 0]")
@@ -47,7 +51,7 @@ from perf.finite_range import FiniteRange
     help="A smaller GGUF file of the same vocabulary, which proposes tokens where that pays (up to 4).  "
     "[default: prompt lookup]",
 )
-@click.option("--num-threads", type=click.IntRange(1), help="Of OpenVINO.  [default: its own choice]")
+@click.option("--num-threads", type=click.IntRange(1), help="On the CPU.  [default: the runner's own choice]")
 @click.option("--ready-within", metavar="TIME", help="Its start may take so long, as in 10s; `compile serve` measures.")
 @click.option("--force", is_flag=True, help="Publish a new version even where nothing changed.")
 @common

@@ -19,6 +19,7 @@ from backends.llm.loaders import LoadedModel, load_model
 from backends.llm.loaders.base import no_model
 from backends.llm.models.config import DecoderConfig
 from backends.llm.runners.base import ModelRunner
+from backends.llm.runners.kept import carry
 from backends.llm.tokenizers import Tokenizer, load_tokenizer
 from compiler.build_key import up_to_date
 from compiler.errors import ModelRefused, UsageError
@@ -43,7 +44,7 @@ from compiler.units import shown_bytes
 NUM_STAGES = 5
 WAITING_PER_SEQ = 8  # requests that may wait for each one that may run, unless --max-waiting says otherwise
 DRAFT_FILE = "draft.gguf"
-PACKAGES = ("openvino", "torch", "tokenizers", "numpy")
+PACKAGES = ("numba", "openvino", "torch", "tokenizers", "numpy")
 EXAMPLE_LENGTHS = (256, 1024, 4096)
 
 
@@ -96,7 +97,7 @@ def compile_llm(
     with tempfile.TemporaryDirectory(prefix="modelkiln-") as work:
         version, graphs = Path(work, "version"), Path(work, "graphs")
         version.mkdir()
-        with stage(f"build for {settings.runner}") as log:
+        with stage("build") as log:
             # Before the slow reference: a cache that holds no block, say, is told at once.
             if settings.draft_model is not None:
                 draft = open_draft(settings, tokenizer, config)
@@ -105,6 +106,7 @@ def compile_llm(
                 log.note(_draft_line(draft))
             runner = _keeping_graphs(settings, graphs).open_runner(model)
             capacity = _capacity(runner, limit)
+            log.note(f"computed by {runner.name}")
             log.note(_capacity_line(capacity))
         try:
             report = _prove(runner, model, judged_prompts(tokenizer, runner, limit), settings, stage)
@@ -112,10 +114,10 @@ def compile_llm(
             runner.close()
         if report.problem:
             raise ModelRefused(
-                f"{source.name} computed by {settings.runner} is not the model: {report.problem}",
+                f"{source.name} computed by {runner.name} is not the model: {report.problem}",
                 hint="try --dtype float32"
                 if settings.runner == "torch"
-                else "try --weights bf16, --kv-cache-precision auto, or --exact",
+                else "try --runner openvino --weights bf16, or --exact",
             )
         with stage("publish") as log:
             stored: dict[str, Any] = {"model": next(iter(files))} if source.is_file() else {}
@@ -123,9 +125,7 @@ def compile_llm(
             stored["max_waiting"] = WAITING_PER_SEQ * settings.scheduler.max_num_seqs
             _fill(version, files, stored, options)
             if graphs.is_dir():
-                from backends.llm.runners.openvino.graph_cache import carry_graphs
-
-                carry_graphs(graphs, version)
+                carry(graphs, version)
             manifest = {
                 **manifest_head(document, fingerprint, {}, source),
                 "command": f"compile llm {source.name} --name {name}",
@@ -134,6 +134,7 @@ def compile_llm(
                 "llm": {
                     "architecture": config.architecture,
                     "quantization": model.quantization,
+                    "runner": runner.name,
                     "max_model_len": limit,
                     "capacity": capacity,
                     "parity": report.to_json(),
@@ -146,8 +147,8 @@ def compile_llm(
 
 
 def _keeping_graphs(settings: EngineSettings, folder: Path) -> EngineSettings:
-    """Returns the settings with a folder for what the runner builds; only OpenVINO's builds something to keep."""
-    if settings.runner != "openvino":
+    """Returns the settings with a folder for what the runner builds; torch's builds nothing to keep."""
+    if settings.runner == "torch":
         return settings
     return replace(settings, runner_options=replace(settings.runner_options, cache_dir=folder))
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from backends.llm.engine.load import SETTINGS_FILE, engine_settings, stored_settings
+from backends.llm.runners.cpu import missing_package
 from backends.llm.serving.options import ServiceOptions, check_instances
 from compiler.errors import ModelkilnError
 
@@ -45,13 +46,15 @@ def _folder_problems(folder: Path) -> list[str]:
     try:
         stored = stored_settings(folder)
         model, draft = stored.pop("model", None), stored.get("draft_model")
-        engine_settings(stored)
+        missing = missing_package(engine_settings(stored).runner)
     except ModuleNotFoundError as error:
-        return [f"{version}: its runner needs {error.name}, which is not installed"]
+        missing = error.name or ""
     except ModelkilnError as error:
         return [f"{version}: {error.message.replace(f'{folder}/', '')}"]
+    if missing:
+        return [f"{version}: its runner needs {missing}, which is not installed"]
     files = [name for name in (model, draft) if name is not None and not (folder / name).is_file()]
     if model is not None or files:
         return [f"{version} has no {name}" for name in files]
-    missing = [name for name in ("config.json", "*.safetensors") if not any(folder.glob(name))]
-    return [f"{version} has no {' and no '.join(missing)}"] if missing else []
+    absent = [name for name in ("config.json", "*.safetensors") if not any(folder.glob(name))]
+    return [f"{version} has no {' and no '.join(absent)}"] if absent else []

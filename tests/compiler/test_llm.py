@@ -237,7 +237,7 @@ def test_engine_options_are_checked_by_name():
 
     with pytest.raises(UsageError, match=r"no option 'max_num_sec' \(did you mean 'max_num_seqs'"):
         engine_settings({"max_num_sec": 4})
-    with pytest.raises(UsageError, match="runner is 'gpu'; allowed: openvino, torch"):
+    with pytest.raises(UsageError, match="runner is 'gpu'; allowed: auto, numba, openvino, torch"):
         engine_settings({"runner": "gpu"})
     with pytest.raises(UsageError, match="num_draft_tokens is -1"):
         engine_settings({"num_draft_tokens": -1})

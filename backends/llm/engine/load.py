@@ -16,7 +16,7 @@ from backends.llm.runners.base import ModelRunner
 from backends.llm.tokenizers import load_tokenizer
 from compiler.errors import ModelRefused, UsageError, did_you_mean, one_of
 
-RUNNERS = ("openvino", "torch")
+RUNNERS = ("auto", "numba", "openvino", "torch")
 DRAFT_MODEL_TOKENS = 4  # that a draft model proposes at most where nothing else is said
 SETTINGS_FILE = "engine.json"  # beside a model that `compile llm` published
 
@@ -26,7 +26,8 @@ class EngineSettings:
     """The options of an engine, checked.
 
     Attributes:
-        runner_options: OpenVinoOptions or TorchOptions.
+        runner: "auto" is what is fastest on this machine's CPU: numba or openvino.
+        runner_options: CpuOptions or TorchOptions.
         num_draft_tokens: see LLMEngine.
         draft_model: a smaller model of the same vocabulary that proposes tokens; None is prompt lookup.
     """
@@ -47,15 +48,14 @@ def engine_settings(options: Mapping[str, Any]) -> EngineSettings:
     """Checks options by name.
 
     Args:
-        options: `runner` ("openvino" or "torch"), `num_draft_tokens` (of LLMEngine), `draft_model` (a path; up to 4
-            tokens where `num_draft_tokens` is not given), and the fields of `SchedulerConfig` and of the runner's
-            options.
+        options: `runner` (one of RUNNERS), `num_draft_tokens` (of LLMEngine), `draft_model` (a path; up to 4 tokens
+            where `num_draft_tokens` is not given), and the fields of `SchedulerConfig` and of the runner's options.
 
     Raises:
         UsageError: an option does not exist, or has a value that is not allowed.
     """
     rest = dict(options)
-    runner = rest.pop("runner", "openvino")
+    runner = rest.pop("runner", "auto")
     if runner not in RUNNERS:
         raise UsageError(f"runner is '{runner}'; allowed: {one_of(RUNNERS)}")
     draft_model = rest.pop("draft_model", None)
@@ -118,8 +118,8 @@ def settings_for(path: Path, engine_config: Mapping[str, Any]) -> tuple[Path, En
     if "draft_model" in stored:
         stored["draft_model"] = path / stored["draft_model"]
     options = {**stored, **engine_config}
-    if stored and options.get("runner", "openvino") == "openvino":
-        options.setdefault("graph_dir", path)  # the graph that was proved may be there
+    if stored and options.get("runner", "auto") != "torch":
+        options.setdefault("graph_dir", path)  # what was proved may be there
     return model_path, engine_settings(options)
 
 
@@ -155,6 +155,7 @@ def _runner_parts(runner: str) -> tuple[Any, Any]:
             return torch_runner(model, options, max_num_batched_tokens=tokens, max_num_seqs=seqs)
 
         return TorchOptions, open_torch
-    from backends.llm.runners.openvino import OpenVinoOptions, OpenVinoRunner
+    from backends.llm.runners.cpu import open_cpu_runner
+    from backends.llm.runners.cpu_options import CpuOptions
 
-    return OpenVinoOptions, lambda model, options, scheduler: OpenVinoRunner(model, options)
+    return CpuOptions, lambda model, options, scheduler: open_cpu_runner(runner, model, options)

@@ -1,4 +1,4 @@
-"""The interface of a model runner; `openvino` and `torch` implement it."""
+"""The interface of a model runner; `numba`, `openvino` and `torch` implement it."""
 
 from __future__ import annotations
 
@@ -11,12 +11,16 @@ class ModelRunner(Protocol):
     """Computes steps over a KV cache of blocks that it owns; which block belongs to whom is the scheduler's affair.
 
     Attributes:
+        name: as users call it.
         block_size: tokens in one block.
         block_bytes: memory of one block, in all layers.
         num_blocks: blocks in the cache, ids 0 .. num_blocks - 1.
         vocab_size: width of the logits.
         max_model_len: positions that the model was made for, in tokens.
     """
+
+    @property
+    def name(self) -> str: ...
 
     @property
     def block_size(self) -> int: ...

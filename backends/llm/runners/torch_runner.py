@@ -163,6 +163,8 @@ class TorchRunner:
         capture: how steps of decodes alone are recorded; None computes them as all others.
     """
 
+    name = "torch"
+
     def __init__(
         self,
         model: LoadedModel,

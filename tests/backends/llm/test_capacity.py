@@ -124,14 +124,13 @@ def test_waste_stays_under_4_percent_at_a_mean_of_512_tokens() -> None:
 def test_bytes_of_a_u8_cache_are_those_that_the_runner_has():
     """OpenVINO's own tensors, of a model with two heads of 32: [2, 40, 32] and [2, 32, 40] bytes a layer and block."""
     pytest.importorskip("openvino")
-    from backends.llm.runners.openvino import OpenVinoOptions, OpenVinoRunner
+    from backends.llm.runners.cpu_options import CpuOptions
+    from backends.llm.runners.openvino import OpenVinoRunner
     from tests.backends.llm.runners.tiny_models import build
 
     _, model = build("llama")
     for precision, dtype in (("u8", "u8"), ("auto", "f32")):
-        options = OpenVinoOptions(
-            kv_cache_bytes=1 << 20, num_threads=1, kv_cache_precision=precision, exact=dtype == "f32"
-        )
+        options = CpuOptions(kv_cache_bytes=1 << 20, num_threads=1, kv_cache_precision=precision, exact=dtype == "f32")
         runner = OpenVinoRunner(model, options)
         assert runner.block_bytes == kv_bytes_per_block(model.config, dtype, runner.block_size)
         runner.close()

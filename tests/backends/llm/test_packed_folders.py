@@ -136,10 +136,11 @@ def test_groups_in_another_order_become_values(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("config", "form"), [(AWQ, "exact"), (GPTQ, "exact"), (GPTQ, "u4")])
 def test_the_runner_computes_with_the_packed_values(tmp_path: Path, config: dict[str, Any], form: str) -> None:
-    from backends.llm.runners.openvino import OpenVinoOptions, OpenVinoRunner
+    from backends.llm.runners.cpu_options import CpuOptions
+    from backends.llm.runners.openvino import OpenVinoRunner
 
     folder, theirs = _folder(tmp_path / "m", config)
-    options = OpenVinoOptions(exact=True) if form == "exact" else OpenVinoOptions(weights="u4")
+    options = CpuOptions(exact=True) if form == "exact" else CpuOptions(weights="u4")
     runner = OpenVinoRunner(load_model(folder), options)
     ids = np.random.default_rng(3).integers(0, 96, 30).tolist()
     step = ScheduledRequest(RequestId("a"), ids, 0, [BlockId(0)], len(ids))

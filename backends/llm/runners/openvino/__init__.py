@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from backends.llm.runners.openvino.options import OpenVinoOptions
 from backends.llm.runners.openvino.runner import OpenVinoRunner
 
-__all__ = ["OpenVinoOptions", "OpenVinoRunner"]
+__all__ = ["OpenVinoRunner"]

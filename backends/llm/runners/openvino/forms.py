@@ -14,22 +14,19 @@ is more than what a row loses to its largest group, and nothing has to be scaled
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from backends.llm.loaders.base import DenseWeight, GroupedWeight, Weight
-from backends.llm.models.weights import values
-from backends.llm.runners.openvino.options import WeightFormat
+from backends.llm.models.weights import rows_of_bytes, values
+from backends.llm.runners.cpu_options import WeightFormat
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
     Floats = npt.NDArray[np.float32]
     Codes = npt.NDArray[np.uint8]
-
-_ROWS_AT_ONCE = 2048
 
 
 def converted(weight: Weight, form: WeightFormat) -> Weight:
@@ -90,29 +87,6 @@ def with_sums(weight: Weight) -> GroupedWeight | None:
         bits=4,
         group_size=size,
     )
-
-
-def rows_of_bytes(weight: Weight) -> GroupedWeight:
-    """Returns a matrix as bytes with a scale and a whole zero point for each row; 0 is a value of every row."""
-    rows, columns = weight.array.shape if isinstance(weight, DenseWeight) else weight.codes.shape
-    codes = np.empty((rows, columns), dtype=np.uint8)
-    scales, zeros = (np.empty((rows, 1), dtype=np.float32) for _ in range(2))
-    # Some rows at a time: several float32 copies of a whole head would be ten times what is kept.
-    for first in range(0, rows, _ROWS_AT_ONCE):
-        some = slice(first, first + _ROWS_AT_ONCE)
-        wide = values(_rows(weight, some))
-        low, high = np.minimum(wide.min(1, keepdims=True), 0), np.maximum(wide.max(1, keepdims=True), 0)
-        steps = (high - low) / np.float32(255)
-        scales[some] = np.where(steps == 0, np.float32(1), steps)
-        zeros[some] = np.rint(-low / scales[some]).clip(0, 255)
-        codes[some] = (np.rint(wide / scales[some]) + zeros[some]).clip(0, 255)
-    return GroupedWeight(codes, scales, -scales * zeros, bits=8, group_size=columns)
-
-
-def _rows(weight: Weight, some: slice) -> Weight:
-    if isinstance(weight, DenseWeight):
-        return DenseWeight(weight.array[some])
-    return replace(weight, codes=weight.codes[some], scales=weight.scales[some], mins=weight.mins[some])
 
 
 def _widened(weight: GroupedWeight) -> GroupedWeight:

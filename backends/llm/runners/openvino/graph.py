@@ -19,10 +19,10 @@ from backends.llm.models import names
 from backends.llm.models.config import DecoderConfig
 from backends.llm.models.rope import rotation
 from backends.llm.models.weights import stack, values
+from backends.llm.runners.cpu_options import WeightFormat
 from backends.llm.runners.openvino.attention import PagedInputs, paged_attention
 from backends.llm.runners.openvino.constants import constant, embedding_rows, matrix
 from backends.llm.runners.openvino.forms import converted, with_sums
-from backends.llm.runners.openvino.options import WeightFormat
 from compiler.errors import ModelRefused
 
 if TYPE_CHECKING:

@@ -6,30 +6,26 @@ either, a temporary file that has no name any more.
 
 from __future__ import annotations
 
-import hashlib
-import json
 import logging
-import os
 import shutil
 import tempfile
-from dataclasses import asdict
 from pathlib import Path
 
 import openvino as ov
 
 from backends.llm.loaders.base import LoadedModel
+from backends.llm.runners.cpu_options import CpuOptions, WeightFormat
+from backends.llm.runners.kept import CARRIED, keep, model_key
 from backends.llm.runners.openvino.attention import set_head_sizes
 from backends.llm.runners.openvino.graph import build_graph
-from backends.llm.runners.openvino.options import OpenVinoOptions, WeightFormat
 from compiler.errors import ModelRefused
 
 log = logging.getLogger(__name__)
 
 _FILE = "decoder.xml"  # with decoder.bin beside it
-_CARRIED = "graph-"  # KEY.xml and KEY.bin
 
 
-def open_graph(model: LoadedModel, form: WeightFormat, options: OpenVinoOptions) -> tuple[ov.Model, Path | None]:
+def open_graph(model: LoadedModel, form: WeightFormat, options: CpuOptions) -> tuple[ov.Model, Path | None]:
     """Returns the graph of a model in a form, and the folder of the file that it is mapped from.
 
     Raises:
@@ -68,7 +64,8 @@ def cached_graph(model: LoadedModel, form: WeightFormat, folder: Path) -> ov.Mod
     """
     place = folder / _key(model, form)
     if not place.exists():
-        _publish(build_graph(model, form), place)
+        graph = build_graph(model, form)
+        keep(place, lambda folder: ov.save_model(graph, folder / _FILE, compress_to_fp16=False))
     try:
         return _read(place / _FILE, model)
     except RuntimeError as e:
@@ -81,9 +78,9 @@ def carried_graph(model: LoadedModel, form: WeightFormat, folder: Path) -> ov.Mo
     None is the answer too where the version was published for another OpenVINO or by another version of this code, or
     its files are damaged: the graph can always be built.
     """
-    path = folder / f"{_CARRIED}{_key(model, form)}.xml"
+    path = folder / f"{CARRIED}{_key(model, form)}.xml"
     if not path.is_file():
-        if any(folder.glob(f"{_CARRIED}*.xml")):
+        if any(folder.glob(f"{CARRIED}*.xml")):
             log.warning("the graph in the version is of other code or another OpenVINO: built anew; publish it again")
         return None
     try:
@@ -91,13 +88,6 @@ def carried_graph(model: LoadedModel, form: WeightFormat, folder: Path) -> ov.Mo
     except RuntimeError as e:
         log.warning("%s is damaged, the graph is built anew: %s", path.name, e)
         return None
-
-
-def carry_graphs(cache: Path, version: Path) -> None:
-    """Moves the graphs of a cache into the folder of a version that is to be published."""
-    for place in cache.iterdir():
-        for path in place.iterdir():
-            path.rename(version / f"{_CARRIED}{place.name}{path.suffix}")
 
 
 def _read(path: Path, model: LoadedModel) -> ov.Model:
@@ -117,25 +107,5 @@ def _constant_bytes(graph: ov.Model) -> int:
 
 def _key(model: LoadedModel, form: WeightFormat) -> str:
     """Returns a name that changes with the model's files, the form, OpenVINO and the code that builds the graph."""
-    sources = sorted(Path(__file__).parent.glob("*.py")) + sorted(Path(__file__).parents[2].glob("models/*.py"))
-    parts = {
-        "config": asdict(model.config),
-        "files": sorted(model.source.values()),  # their hashes: a published file has another name
-        "form": form,
-        "openvino": ov.__version__,
-        "code": {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in sources},
-    }
-    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:32]
-
-
-def _publish(graph: ov.Model, place: Path) -> None:
-    place.parent.mkdir(parents=True, exist_ok=True)
-    staged = Path(tempfile.mkdtemp(prefix=f".{place.name}-", dir=place.parent))
-    try:
-        ov.save_model(graph, staged / _FILE, compress_to_fp16=False)
-        os.rename(staged, place)
-    except OSError:
-        if not place.exists():
-            raise
-    finally:
-        shutil.rmtree(staged, ignore_errors=True)
+    code = sorted(Path(__file__).parent.glob("*.py")) + sorted(Path(__file__).parents[2].glob("models/*.py"))
+    return model_key(model, code, form=form, openvino=ov.__version__)

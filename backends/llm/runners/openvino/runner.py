@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import mmap
 import time
 from collections.abc import Sequence
 from dataclasses import fields
@@ -14,9 +13,10 @@ import openvino as ov
 
 from backends.llm.engine.outputs import BlockId, ModelRunnerOutput, RequestId, ScheduledRequest, SchedulerOutput
 from backends.llm.loaders.base import LoadedModel
+from backends.llm.runners.cache_memory import zeroed
+from backends.llm.runners.cpu_options import CpuOptions, WeightFormat
 from backends.llm.runners.openvino.graph_cache import open_graph
 from backends.llm.runners.openvino.memory import give_back_memory, release_pages
-from backends.llm.runners.openvino.options import OpenVinoOptions, WeightFormat
 from backends.llm.runners.step_inputs import StepInputs, flatten, one_by_one
 from compiler.errors import UsageError
 
@@ -33,6 +33,7 @@ class OpenVinoRunner:
     """A ModelRunner on OpenVINO's CPU plugin.
 
     Attributes:
+        name: as users call it.
         block_size: tokens in a block; the plugin says it.
         num_blocks: as many as `kv_cache_bytes` holds.
         block_bytes: keys and values of one block in all layers.
@@ -40,14 +41,16 @@ class OpenVinoRunner:
         compile_seconds: how long OpenVINO took.
     """
 
-    def __init__(self, model: LoadedModel, options: OpenVinoOptions | None = None) -> None:
+    name = "openvino"
+
+    def __init__(self, model: LoadedModel, options: CpuOptions | None = None) -> None:
         """Builds and compiles the graph; the model's weights are read here and not kept.
 
         Raises:
             ModelRefused: a model that OpenVINO's paged attention cannot compute.
             UsageError: `kv_cache_bytes` holds no block.
         """
-        options = options or OpenVinoOptions()
+        options = options or CpuOptions()
         self.vocab_size = model.config.vocab_size
         self.max_model_len = model.config.max_position_embeddings
         form: WeightFormat = "stored" if options.exact else options.weights
@@ -67,7 +70,7 @@ class OpenVinoRunner:
         if self.num_blocks < 1:
             raise UsageError(f"kv_cache_bytes is {options.kv_cache_bytes}; one block takes {self.block_bytes}")
         self._request = compiled.create_infer_request()
-        self._cache = [_zeroed(num_blocks * _block_bytes(port)) for port in caches]  # OpenVINO only borrows it
+        self._cache = [zeroed(num_blocks * _block_bytes(port)) for port in caches]  # OpenVINO only borrows it
         for port, memory in zip(caches, self._cache, strict=True):
             self._request.set_tensor(port, _as_tensor(memory, port, num_blocks))
         self._ports = [(name, compiled.input(name)) for name in _STEP_FIELDS]
@@ -116,7 +119,7 @@ class OpenVinoRunner:
         del self._request, self._compiled, self._ports, self._cache
 
 
-def _compile(graph: ov.Model, options: OpenVinoOptions) -> ov.CompiledModel:
+def _compile(graph: ov.Model, options: CpuOptions) -> ov.CompiledModel:
     core = ov.Core()
     settings: dict[str, object] = {"PERFORMANCE_HINT": "LATENCY", "NUM_STREAMS": 1}
     if options.num_threads:
@@ -144,21 +147,6 @@ def _fixed(port: ov.Output) -> list[int]:
 
 def _block_bytes(port: ov.Output) -> int:
     return int(np.prod(_fixed(port))) * int(port.element_type.size)
-
-
-def _zeroed(num_bytes: int) -> npt.NDArray[np.uint8]:
-    """Returns memory on page borders, which the system hands out as it is written to.
-
-    Raises:
-        UsageError: it is more than the system has.
-    """
-    try:
-        return np.frombuffer(mmap.mmap(-1, num_bytes), dtype=np.uint8)
-    except (OSError, OverflowError) as error:
-        raise UsageError(
-            f"kv_cache_bytes is too large: the system does not give {num_bytes:,} bytes for one layer's keys ({error})",
-            hint="give the KV cache less memory",
-        ) from None
 
 
 def _as_tensor(memory: npt.NDArray[np.uint8], port: ov.Output, num_blocks: int) -> ov.Tensor:

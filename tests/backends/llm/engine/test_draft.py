@@ -141,7 +141,7 @@ def test_another_vocabulary_is_refused(smollm2):
 
 
 def test_a_share_without_room_for_one_request_is_refused():
-    settings = engine_settings({"draft_model": "small.gguf", "num_threads": 1})
+    settings = engine_settings({"runner": "openvino", "draft_model": "small.gguf", "num_threads": 1})
     draft = DraftModel(build("llama")[1], settings, kv_cache_bytes=1 << 16, vocab_size=131)
     with pytest.raises(UsageError, match=r"has 2 blocks of 32 tokens in its share; one request of 256 tokens needs 8"):
         draft.proposer(256)

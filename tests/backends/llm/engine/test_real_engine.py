@@ -7,7 +7,8 @@ import pytest
 from backends.llm import LLMEngine, SamplingParams
 from backends.llm.engine.config import SchedulerConfig
 from backends.llm.loaders import load_model
-from backends.llm.runners.openvino import OpenVinoOptions, OpenVinoRunner
+from backends.llm.runners.cpu_options import CpuOptions
+from backends.llm.runners.openvino import OpenVinoRunner
 from backends.llm.tokenizers import load_tokenizer
 
 PROMPTS = [
@@ -33,7 +34,7 @@ class FewBlocks:
 
 @pytest.fixture(scope="module")
 def parts(smollm2):
-    options = OpenVinoOptions(exact=True, kv_cache_bytes=1 << 27, num_threads=2)
+    options = CpuOptions(exact=True, kv_cache_bytes=1 << 27, num_threads=2)
     runner = OpenVinoRunner(load_model(smollm2), options)
     yield runner, load_tokenizer(smollm2)
     runner.close()

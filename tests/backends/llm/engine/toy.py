@@ -36,6 +36,7 @@ def plain_answer(prompt: Sequence[int], num_tokens: int, stop: frozenset[int] = 
 class ToyRunner:
     """A model runner whose cache holds the tokens themselves."""
 
+    name = "toy"
     vocab_size = VOCAB_SIZE
     max_model_len = 1 << 20
     block_bytes = 0

@@ -10,7 +10,8 @@ import pytest
 from backends.llm.engine.outputs import BlockId, RequestId, ScheduledRequest, SchedulerOutput
 from backends.llm.loaders.base import LoadedModel
 from backends.llm.runners.base import ModelRunner
-from backends.llm.runners.openvino import OpenVinoOptions, OpenVinoRunner
+from backends.llm.runners.cpu_options import CpuOptions
+from backends.llm.runners.openvino import OpenVinoRunner
 from backends.llm.runners.torch_runner import TorchRunner
 from tests.backends.llm.runners.tiny_models import MODELS, VOCAB, build, their_logits
 
@@ -18,7 +19,7 @@ LENGTH = 75  # three blocks of 32, beyond the windows of 24
 
 
 def _openvino(model: LoadedModel) -> ModelRunner:
-    return OpenVinoRunner(model, OpenVinoOptions(exact=True, kv_cache_bytes=1 << 24, num_threads=2))
+    return OpenVinoRunner(model, CpuOptions(exact=True, kv_cache_bytes=1 << 24, num_threads=2))
 
 
 def _torch(model: LoadedModel) -> ModelRunner:

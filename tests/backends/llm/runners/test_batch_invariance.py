@@ -7,7 +7,8 @@ import pytest
 
 from backends.llm.engine.outputs import RequestId, ScheduledRequest, SchedulerOutput
 from backends.llm.loaders import load_model
-from backends.llm.runners.openvino import OpenVinoOptions, OpenVinoRunner
+from backends.llm.runners.cpu_options import CpuOptions
+from backends.llm.runners.openvino import OpenVinoRunner
 from backends.llm.runners.step_inputs import one_by_one
 
 LENGTHS = (40, 7, 33, 20)
@@ -15,7 +16,7 @@ LENGTHS = (40, 7, 33, 20)
 
 @pytest.fixture(scope="module", params=[True, False], ids=["exact", "fast"])
 def runner(request, smollm2):
-    options = OpenVinoOptions(exact=request.param, batch_invariant=True, kv_cache_bytes=1 << 26, num_threads=2)
+    options = CpuOptions(exact=request.param, batch_invariant=True, kv_cache_bytes=1 << 26, num_threads=2)
     made = OpenVinoRunner(load_model(smollm2), options)
     yield made
     made.close()
@@ -58,7 +59,7 @@ def test_chunks_decodes_and_batch_mates_change_no_bit(runner):
 
 def test_without_the_mode_a_decode_differs_from_a_chunk(smollm2):
     """What the mode is for; the day that this fails it is no longer needed."""
-    plain = OpenVinoRunner(load_model(smollm2), OpenVinoOptions(exact=True, kv_cache_bytes=1 << 26, num_threads=2))
+    plain = OpenVinoRunner(load_model(smollm2), CpuOptions(exact=True, kv_cache_bytes=1 << 26, num_threads=2))
     try:
         alone = logits(plain, [[(0, k, k + 1)] for k in range(40)])
         assert not np.array_equal(alone, logits(plain, [[(0, 0, 40)]]))

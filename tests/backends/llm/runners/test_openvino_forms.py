@@ -13,7 +13,8 @@ from backends.llm.engine.outputs import BlockId, RequestId, ScheduledRequest, Sc
 from backends.llm.loaders import load_model
 from backends.llm.loaders.base import DenseWeight, GroupedWeight, LoadedModel, Weight
 from backends.llm.models.weights import stack, values
-from backends.llm.runners.openvino import OpenVinoOptions, OpenVinoRunner
+from backends.llm.runners.cpu_options import CpuOptions
+from backends.llm.runners.openvino import OpenVinoRunner
 from backends.llm.runners.openvino.forms import converted, fit_a_byte, rows_of_bytes, scales_and_zeros, with_sums
 from compiler.errors import UsageError
 
@@ -93,7 +94,7 @@ def test_matrices_are_put_together_only_if_they_are_stored_alike() -> None:
     assert stack([first, DenseWeight(values(second))]) is None
 
 
-def _log_probabilities(model: LoadedModel, options: OpenVinoOptions) -> np.ndarray:
+def _log_probabilities(model: LoadedModel, options: CpuOptions) -> np.ndarray:
     runner = OpenVinoRunner(model, replace(options, kv_cache_bytes=1 << 24, num_threads=2))
     ids = (np.arange(96) * 37 % 3000 + 1000).tolist()
     blocks = [BlockId(b) for b in (2, 0, 1)]
@@ -124,7 +125,7 @@ def _rounded(weight: Weight) -> Weight:
 @pytest.fixture(scope="module")
 def exact(smollm2: Path) -> tuple[LoadedModel, np.ndarray]:
     model = load_model(smollm2)
-    return model, _log_probabilities(model, OpenVinoOptions(exact=True))
+    return model, _log_probabilities(model, CpuOptions(exact=True))
 
 
 def _divergence(wanted: np.ndarray, got: np.ndarray) -> float:
@@ -134,17 +135,17 @@ def _divergence(wanted: np.ndarray, got: np.ndarray) -> float:
 @pytest.mark.parametrize(
     "options",
     [
-        OpenVinoOptions(),
-        OpenVinoOptions(weights="u4"),
-        OpenVinoOptions(weights="u8"),
-        OpenVinoOptions(weights="bf16"),
-        OpenVinoOptions(weights="stored"),
-        OpenVinoOptions(kv_cache_precision="u8"),
+        CpuOptions(),
+        CpuOptions(weights="u4"),
+        CpuOptions(weights="u8"),
+        CpuOptions(weights="bf16"),
+        CpuOptions(weights="stored"),
+        CpuOptions(kv_cache_precision="u8"),
     ],
     ids=lambda o: f"{o.weights}-{o.kv_cache_precision}",
 )
 def test_every_form_answers_nearly_as_the_exact_mode(
-    exact: tuple[LoadedModel, np.ndarray], options: OpenVinoOptions
+    exact: tuple[LoadedModel, np.ndarray], options: CpuOptions
 ) -> None:
     model, wanted = exact
     assert _divergence(wanted, _log_probabilities(model, options)) < 0.03
@@ -153,20 +154,20 @@ def test_every_form_answers_nearly_as_the_exact_mode(
 def test_rounded_zero_points_would_not_pass(exact: tuple[LoadedModel, np.ndarray]) -> None:
     model, wanted = exact
     rounded = replace(model, weights=_Changed(model, _rounded))
-    assert _divergence(wanted, _log_probabilities(rounded, OpenVinoOptions(weights="u4"))) > 0.1
+    assert _divergence(wanted, _log_probabilities(rounded, CpuOptions(weights="u4"))) > 0.1
 
 
 def test_the_cache_gets_the_bytes_it_was_given(exact: tuple[LoadedModel, np.ndarray]) -> None:
     model, _ = exact
-    runner = OpenVinoRunner(model, OpenVinoOptions(exact=True, kv_cache_bytes=10_000_000))
+    runner = OpenVinoRunner(model, CpuOptions(exact=True, kv_cache_bytes=10_000_000))
     # 2 x 30 layers x 3 heads x 64 x 32 tokens x 4 bytes
     assert (runner.block_size, runner.block_bytes, runner.num_blocks) == (32, 1_474_560, 6)
     with pytest.raises(UsageError, match="kv_cache_bytes is 1000; one block takes"):
-        OpenVinoRunner(model, OpenVinoOptions(exact=True, kv_cache_bytes=1000))
+        OpenVinoRunner(model, CpuOptions(exact=True, kv_cache_bytes=1000))
 
 
 def test_unknown_options_are_refused() -> None:
     with pytest.raises(UsageError, match="weights is 'int3'; allowed: u8_rows, u4, u8, bf16, f32, stored"):
-        OpenVinoOptions(weights="int3")  # type: ignore[arg-type]
+        CpuOptions(weights="int3")  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="num_threads is -1"):
-        OpenVinoOptions(num_threads=-1)
+        CpuOptions(num_threads=-1)

@@ -15,8 +15,10 @@ import pytest
 
 from backends.llm.engine.outputs import BlockId, RequestId, ScheduledRequest, SchedulerOutput
 from backends.llm.loaders.base import LoadedModel, Weight
-from backends.llm.runners.openvino import OpenVinoOptions, OpenVinoRunner
-from backends.llm.runners.openvino.graph_cache import carry_graphs, temporary_graph
+from backends.llm.runners.cpu_options import CpuOptions
+from backends.llm.runners.kept import carry
+from backends.llm.runners.openvino import OpenVinoRunner
+from backends.llm.runners.openvino.graph_cache import temporary_graph
 from compiler.errors import ModelRefused
 from tests.backends.llm.runners.tiny_models import build
 
@@ -28,7 +30,7 @@ class _Unreadable(dict[str, Weight]):
         raise AssertionError(f"{name} was read")
 
 
-def _logits(model: LoadedModel, options: OpenVinoOptions) -> np.ndarray:
+def _logits(model: LoadedModel, options: CpuOptions) -> np.ndarray:
     runner = OpenVinoRunner(model, options)
     part = ScheduledRequest(RequestId("a"), IDS, 0, [BlockId(0)], len(IDS))
     return runner.execute(SchedulerOutput((part,))).logits.copy()
@@ -40,11 +42,11 @@ def folder(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def options(folder: Path) -> OpenVinoOptions:
-    return OpenVinoOptions(exact=True, kv_cache_bytes=1 << 22, cache_dir=folder)
+def options(folder: Path) -> CpuOptions:
+    return CpuOptions(exact=True, kv_cache_bytes=1 << 22, cache_dir=folder)
 
 
-def test_the_second_load_reads_no_weights_and_answers_alike(folder: Path, options: OpenVinoOptions) -> None:
+def test_the_second_load_reads_no_weights_and_answers_alike(folder: Path, options: CpuOptions) -> None:
     model = build("gemma3")[1]
     first = _logits(model, options)
     np.testing.assert_array_equal(first, _logits(model, replace(options, cache_dir=None)))
@@ -53,7 +55,7 @@ def test_the_second_load_reads_no_weights_and_answers_alike(folder: Path, option
     assert len(list(folder.iterdir())) == 1, "nothing half-made is left"
 
 
-def test_another_file_or_form_is_another_graph(folder: Path, options: OpenVinoOptions) -> None:
+def test_another_file_or_form_is_another_graph(folder: Path, options: CpuOptions) -> None:
     model = build("llama")[1]
     _logits(model, options)
     _logits(replace(model, source={"model.gguf": "0" * 64}), options)
@@ -62,7 +64,7 @@ def test_another_file_or_form_is_another_graph(folder: Path, options: OpenVinoOp
     assert len(list(folder.iterdir())) == 3
 
 
-def test_a_damaged_graph_is_named(folder: Path, options: OpenVinoOptions) -> None:
+def test_a_damaged_graph_is_named(folder: Path, options: CpuOptions) -> None:
     model = build("llama")[1]
     _logits(model, options)
     [place] = folder.iterdir()
@@ -76,15 +78,15 @@ def _from_file(name: str) -> LoadedModel:
 
 
 @pytest.fixture
-def version(folder: Path, options: OpenVinoOptions, tmp_path: Path) -> Path:
+def version(folder: Path, options: CpuOptions, tmp_path: Path) -> Path:
     """A version folder that carries the graph of a tiny Llama, as `compile llm` publishes it."""
     _logits(_from_file("model.gguf"), options)
     (tmp_path / "1").mkdir()
-    carry_graphs(folder, tmp_path / "1")
+    carry(folder, tmp_path / "1")
     return tmp_path / "1"
 
 
-def test_a_version_carries_its_graph_under_whatever_name_the_file_has(version: Path, options: OpenVinoOptions) -> None:
+def test_a_version_carries_its_graph_under_whatever_name_the_file_has(version: Path, options: CpuOptions) -> None:
     model = _from_file("published.gguf")
     expected = _logits(model, replace(options, cache_dir=None))
     unread: Mapping[str, Weight] = _Unreadable(dict.fromkeys(model.weights))  # type: ignore[arg-type]
@@ -99,7 +101,7 @@ def test_a_version_carries_its_graph_under_whatever_name_the_file_has(version: P
 def test_a_graph_that_does_not_fit_is_built_anew_and_the_version_stays_as_it_is(
     damage: str,
     version: Path,
-    options: OpenVinoOptions,
+    options: CpuOptions,
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -121,7 +123,8 @@ import sys
 from pathlib import Path
 from backends.llm.engine.outputs import ScheduledRequest, SchedulerOutput
 from backends.llm.loaders import load_model
-from backends.llm.runners.openvino import OpenVinoOptions, OpenVinoRunner
+from backends.llm.runners.cpu_options import CpuOptions
+from backends.llm.runners.openvino import OpenVinoRunner
 
 def own_bytes():
     [line] = [l for l in Path("/proc/self/status").read_text().splitlines() if l.startswith("RssAnon")]
@@ -139,7 +142,7 @@ def mapped_bytes():
 
 before = own_bytes()
 folder = Path(sys.argv[2]) if len(sys.argv) > 2 else None
-options = OpenVinoOptions(kv_cache_bytes=1 << 22, num_threads=2, cache_dir=folder)
+options = CpuOptions(kv_cache_bytes=1 << 22, num_threads=2, cache_dir=folder)
 runner = OpenVinoRunner(load_model(sys.argv[1]), options)
 runner.execute(SchedulerOutput((ScheduledRequest("a", [1, 2, 3], 0, [0], 1),)))
 assert any("decoder.bin" in line for line in Path("/proc/self/maps").read_text().splitlines())
@@ -161,7 +164,7 @@ def test_weights_are_in_memory_once(smollm2: Path, tmp_path: Path, kept: bool) -
 
 def test_without_room_for_a_file_the_graph_stays_in_memory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     model = build("llama")[1]
-    options = OpenVinoOptions(exact=True, kv_cache_bytes=1 << 22)
+    options = CpuOptions(exact=True, kv_cache_bytes=1 << 22)
     wanted = _logits(model, options)
     full = shutil.disk_usage(tmp_path)._replace(free=1000)
     monkeypatch.setattr(shutil, "disk_usage", lambda place: full)

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from backends.llm.runners.openvino.options import OpenVinoOptions
+from backends.llm.runners.cpu_options import CpuOptions
 from backends.llm.runners.torch_runner import TorchOptions
 from compiler.errors import UsageError
 
@@ -15,13 +15,13 @@ from compiler.errors import UsageError
 @pytest.mark.parametrize(
     ("kind", "name", "value"),
     [
-        (OpenVinoOptions, "kv_cache_bytes", "1GiB"),
-        (OpenVinoOptions, "kv_cache_bytes", 1.5e9),
-        (OpenVinoOptions, "kv_cache_bytes", 0),
-        (OpenVinoOptions, "num_threads", "2"),
-        (OpenVinoOptions, "exact", "no"),
-        (OpenVinoOptions, "batch_invariant", 1),
-        (OpenVinoOptions, "cache_dir", 5),
+        (CpuOptions, "kv_cache_bytes", "1GiB"),
+        (CpuOptions, "kv_cache_bytes", 1.5e9),
+        (CpuOptions, "kv_cache_bytes", 0),
+        (CpuOptions, "num_threads", "2"),
+        (CpuOptions, "exact", "no"),
+        (CpuOptions, "batch_invariant", 1),
+        (CpuOptions, "cache_dir", 5),
         (TorchOptions, "kv_cache_bytes", "1GiB"),
         (TorchOptions, "block_size", 0),
         (TorchOptions, "block_size", 16.0),
@@ -35,5 +35,5 @@ def test_options_of_the_wrong_type_are_refused(kind: Any, name: str, value: Any)
 
 
 def test_integers_of_numpy_are_taken() -> None:
-    options = OpenVinoOptions(kv_cache_bytes=np.int64(1 << 20))  # type: ignore[arg-type]
+    options = CpuOptions(kv_cache_bytes=np.int64(1 << 20))  # type: ignore[arg-type]
     assert type(options.kv_cache_bytes) is int

@@ -17,7 +17,8 @@ from backends.llm.loaders import load_model
 from backends.llm.loaders.base import LoadedModel
 from backends.llm.models.weights import values
 from backends.llm.runners.base import ModelRunner
-from backends.llm.runners.openvino import OpenVinoOptions, OpenVinoRunner
+from backends.llm.runners.cpu_options import CpuOptions
+from backends.llm.runners.openvino import OpenVinoRunner
 from backends.llm.runners.torch_runner import TorchRunner
 from tests.backends.llm.runners.plain_loop import greedy
 
@@ -82,7 +83,7 @@ def _greedy_by_transformers(theirs: torch.nn.Module, prompt: list[int], answer: 
 
 
 def _openvino(model: LoadedModel) -> ModelRunner:
-    return OpenVinoRunner(model, OpenVinoOptions(exact=True, kv_cache_bytes=1 << 29, num_threads=2))
+    return OpenVinoRunner(model, CpuOptions(exact=True, kv_cache_bytes=1 << 29, num_threads=2))
 
 
 def _torch(model: LoadedModel) -> ModelRunner:

@@ -1,4 +1,4 @@
-"""What a user can choose of the OpenVINO runner, checked once."""
+"""What a user can choose of the runners for CPUs, checked once."""
 
 from __future__ import annotations
 
@@ -14,23 +14,25 @@ CachePrecision = Literal["auto", "u8"]
 
 
 @dataclass(frozen=True)
-class OpenVinoOptions:
+class CpuOptions:
     """How the model is computed, and how much memory its KV cache gets.
 
     Attributes:
         kv_cache_bytes: memory for keys and values; the number of blocks follows from it.
-        exact: float32 everywhere and no quantised activations, whatever the other options say.
-        weights: "u8_rows" is bytes with a scale for each row, the fastest, also of a bf16 model; "u4" and "u8" are
-            forms of a file's codes for integer kernels (see forms.py), and leave other weights as they are; "bf16" and
-            "f32" are the values themselves; "stored" is what the file has, float zero points and all: slower.
+        exact: float32 everywhere and no quantised activations, whatever the other options say; OpenVINO alone.
+        weights: "u8_rows" is bytes with a scale for each row, the fastest, also of a bf16 model. OpenVINO alone has the
+            others: "u4" and "u8" are forms of a file's codes for integer kernels (see forms.py), and leave other
+            weights as they are; "bf16" and "f32" are the values themselves; "stored" is what the file has, float zero
+            points and all: slower.
         kv_cache_precision: "auto" is what attention computes in: bf16 where the processor has it, f32 elsewhere and in
-            exact mode; "u8" needs about half of bf16's memory.
+            exact mode; "u8" needs about half of bf16's memory; OpenVINO alone.
         batch_invariant: the same tokens give the same logits, to the bit, alone or in a batch, in chunks or whole,
-            after a preemption or from the prefix cache. Prompts take longer (docs/measured.md).
-        num_threads: 0 is OpenVINO's own choice.
-        cache_dir: where the built graph is kept, about as large as the model; it loads faster from there. None builds
-            it each time, in a temporary file.
-        graph_dir: of a published version, which may carry its built graph; it goes before `cache_dir`.
+            after a preemption or from the prefix cache. In OpenVINO prompts take longer (docs/measured.md); numba is
+            so always.
+        num_threads: 0 is the runner's own choice: numba's is one for each core that the process may run on.
+        cache_dir: where the built graph or the packed weights are kept, about as large as the model; it loads faster
+            from there. None builds them each time.
+        graph_dir: of a published version, which may carry them; it goes before `cache_dir`.
     """
 
     kv_cache_bytes: int = 1 << 30
@@ -50,7 +52,7 @@ class OpenVinoOptions:
         take_integers(
             self,
             {
-                "num_threads": (0, "0 (OpenVINO's choice) and more"),
+                "num_threads": (0, "0 (the runner's choice) and more"),
                 "kv_cache_bytes": (1, "a number of bytes, more than 0"),
             },
         )

@@ -1,0 +1,202 @@
+"""What a step reads and writes, as tuples that compiled code takes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from backends.llm.models.config import DecoderConfig
+from backends.llm.runners.numba.attention import QUERY_TYPE, SPAN, TILE_ROWS
+from backends.llm.runners.numba.packing import Packed, PackedModel, aligned
+from backends.llm.runners.numba.threads import PHASE_WIDTH
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+MAX_ROWS = 256  # tokens that are computed together; a longer step is several
+MAX_PARTS = 4096  # spans of single tokens that are computed apart and then merged
+_PHASES_OF_A_LAYER, _OTHER_PHASES = 10, 2
+
+
+class Shape(NamedTuple):
+    """Numbers of a decoder; see DecoderConfig. Flags are 0 and 1."""
+
+    hidden: int
+    intermediate: int
+    layers: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    gelu: int
+    qk_norm: int
+    post_norms: int
+    eps: np.float32
+    query_scale: np.float32
+    embedding_scale: np.float32
+
+
+class Model(NamedTuple):
+    """Where the weights are.
+
+    Attributes:
+        matrices: [4 * layers + 2, 5] int64: addresses of codes and factors, rows, columns, place of the bias in
+            `biases` or -1. The last two are the head and the embedding.
+        biases: [layers with biases, rows].
+        windows: [layers] int64 tokens that a layer sees, 0 is all.
+        softcap: [1] of the attention's scores, 0 is none.
+    """
+
+    matrices: npt.NDArray[np.int64]
+    biases: npt.NDArray[np.float32]
+    norms: npt.NDArray[np.float32]
+    head_norms: npt.NDArray[np.float32]
+    final_norm: npt.NDArray[np.float32]
+    windows: npt.NDArray[np.int64]
+    softcap: npt.NDArray[np.float32]
+
+
+class Step(NamedTuple):
+    """One step's tokens, as in StepInputs, and room for what is between the products.
+
+    Attributes:
+        counts: [8] int64: rows, logits, items; the addresses of keys, values and logits; bytes of a layer's keys.
+        request_of: [rows] the request of a token.
+        items: [.., 5] int32: first row, tokens, head of keys, request, span (-1: all of them).
+        first_part: [rows] the item of a token's first span, or -1 where its spans were not computed apart.
+        cos, sin: [2, rows, head_dim / 2]: of layers that see everything, and of windowed ones.
+    """
+
+    counts: npt.NDArray[np.int64]
+    counters: npt.NDArray[np.int64]
+    ids: npt.NDArray[np.int32]
+    positions: npt.NDArray[np.int32]
+    request_of: npt.NDArray[np.int32]
+    begins: npt.NDArray[np.int32]
+    tables: npt.NDArray[np.int32]
+    table_begins: npt.NDArray[np.int32]
+    logits_rows: npt.NDArray[np.int32]
+    items: npt.NDArray[np.int32]
+    first_part: npt.NDArray[np.int32]
+    cos: npt.NDArray[np.float32]
+    sin: npt.NDArray[np.float32]
+    hidden: npt.NDArray[np.float32]
+    codes: npt.NDArray[np.int8]
+    scales: npt.NDArray[np.float32]
+    totals: npt.NDArray[np.float32]
+    qkv: npt.NDArray[np.float32]
+    attended: npt.NDArray[np.float32]
+    added: npt.NDArray[np.float32]
+    gate_up: npt.NDArray[np.float32]
+    part_totals: npt.NDArray[np.float32]
+    parts: npt.NDArray[np.float32]
+
+
+class Scratch(NamedTuple):
+    """One thread's own room."""
+
+    row: npt.NDArray[np.float32]
+    query: npt.NDArray[Any]
+    scores: npt.NDArray[np.float32]
+    totals: npt.NDArray[np.float32]
+    mixed: npt.NDArray[np.float32]
+    span_totals: npt.NDArray[np.float32]
+    span_mixed: npt.NDArray[np.float32]
+
+
+def shape_of(config: DecoderConfig) -> Shape:
+    return Shape(
+        hidden=config.hidden_size,
+        intermediate=config.intermediate_size,
+        layers=config.num_hidden_layers,
+        heads=config.num_attention_heads,
+        kv_heads=config.num_key_value_heads,
+        head_dim=config.head_dim,
+        gelu=int(config.hidden_act != "silu"),
+        qk_norm=int(config.qk_norm),
+        post_norms=int(config.post_norms),
+        eps=np.float32(config.rms_norm_eps),
+        query_scale=np.float32(config.query_scale),
+        embedding_scale=np.float32(config.embedding_scale),
+    )
+
+
+def model_of(config: DecoderConfig, packed: PackedModel) -> Model:
+    matrices = [matrix for layer in packed.layers for matrix in layer]
+    matrices += [packed.head, packed.embedding]
+    biased = [matrix.bias for matrix in matrices if matrix.bias.size]
+    table, seen = [], 0
+    for matrix in matrices:
+        table.append(_address(matrix, seen if matrix.bias.size else -1))
+        seen += bool(matrix.bias.size)
+    windowed = config.windowed_layers or (False,) * config.num_hidden_layers
+    return Model(
+        matrices=np.array(table, np.int64),
+        biases=np.stack(biased) if biased else np.zeros((1, 1), np.float32),
+        norms=packed.norms,
+        head_norms=packed.head_norms,
+        final_norm=packed.final_norm,
+        softcap=np.array([config.attention_softcap or 0], np.float32),
+        windows=np.array([(config.sliding_window or 0) * seen for seen in windowed], np.int64),
+    )
+
+
+def _address(matrix: Packed, bias: int) -> tuple[int, int, int, int, int]:
+    return matrix.codes.ctypes.data, matrix.factors.ctypes.data, matrix.rows, matrix.columns, bias
+
+
+def step_of(shape: Shape, model: Model, max_blocks: int) -> Step:
+    """Returns room for MAX_ROWS tokens; `max_blocks` is those of one request. Memory is taken when it is written to."""
+    group = shape.heads // shape.kv_heads
+    widest = int(model.matrices[:, 3].max())
+    by_kind = model.matrices[: 4 * shape.layers, 2].reshape(-1, 4).max(0)
+
+    def floats(*dims: int) -> Any:
+        return aligned(dims, np.float32)
+
+    def ints(*dims: int) -> Any:
+        return np.zeros(dims, np.int32)
+
+    return Step(
+        counts=np.zeros(8, np.int64),
+        counters=aligned(((_PHASES_OF_A_LAYER * shape.layers + _OTHER_PHASES) * PHASE_WIDTH,), np.int64),
+        ids=ints(MAX_ROWS),
+        positions=ints(MAX_ROWS),
+        request_of=ints(MAX_ROWS),
+        begins=ints(MAX_ROWS + 1),
+        tables=ints(MAX_ROWS * max_blocks),
+        table_begins=ints(MAX_ROWS + 1),
+        logits_rows=ints(MAX_ROWS),
+        items=ints(MAX_PARTS + MAX_ROWS * shape.kv_heads, 5),
+        first_part=ints(MAX_ROWS),
+        cos=floats(2, MAX_ROWS, shape.head_dim // 2),
+        sin=floats(2, MAX_ROWS, shape.head_dim // 2),
+        hidden=floats(MAX_ROWS, shape.hidden),
+        codes=aligned((MAX_ROWS * widest,), np.int8),
+        scales=floats(MAX_ROWS * (widest // 64)),
+        totals=floats(MAX_ROWS),
+        qkv=floats(MAX_ROWS, int(by_kind[0])),
+        attended=floats(MAX_ROWS, shape.heads * shape.head_dim),
+        added=floats(MAX_ROWS, int(max(by_kind[1], by_kind[3]))),
+        gate_up=floats(MAX_ROWS, int(by_kind[2])),
+        part_totals=floats(MAX_PARTS, group, 2),
+        parts=floats(MAX_PARTS, group, shape.head_dim),
+    )
+
+
+def scratch_of(shape: Shape) -> Scratch:
+    rows = max(TILE_ROWS, shape.heads // shape.kv_heads) + 3
+    widest = max(shape.hidden, shape.intermediate)
+
+    def floats(*dims: int) -> Any:
+        return aligned(dims, np.float32)
+
+    return Scratch(
+        row=floats(widest),
+        query=aligned((rows, shape.head_dim), QUERY_TYPE),
+        scores=floats(rows, SPAN),
+        totals=floats(rows, 2),
+        mixed=floats(rows, shape.head_dim),
+        span_totals=floats(rows, 2),
+        span_mixed=floats(rows, shape.head_dim),
+    )
