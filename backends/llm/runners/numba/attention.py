@@ -189,7 +189,7 @@ def _soften(c: Code, scores: Any, blocks: Any, first: Any, last: Any, cap: Any, 
 
     def weigh(index: Any, carried: list[Any]) -> list[Any]:
         at = c.at(scores, c.times(index, 4 * LANES))
-        weight = c.exponential(b.fsub(c.load(FLOATS, at), top))
+        weight = c.weight(b.fsub(c.load(FLOATS, at), top))
         weight = b.select(seen(index), weight, zero)
         c.store_numbers(weight, c.at(scores, c.times(index, PAIR * LANES // 2)))
         return [b.fadd(carried[0], weight)]

@@ -25,7 +25,10 @@ if TYPE_CHECKING:
 
 LANES = 16  # rows that a vector's lanes stand for
 PANEL = 32  # rows of a matrix that are packed together
-GROUP = 64  # columns that share a scale of the other operand's bytes
+# How many columns share a scale of the other operand's bytes: the first of these that divides them. Larger groups are
+# faster and coarser. What goes into the head has the largest outliers, and little of the time.
+GROUPS = (96, 64)
+HEAD_GROUPS = (32,)
 _ALIGNMENT = 64
 
 
@@ -37,11 +40,13 @@ class Packed:
         codes: [rows / 32, columns / 4, 32, 4] uint8, rows and columns filled up to multiples of 64.
         factors: [rows / 16, 2, 16] float32: scales, then zero points.
         bias: [rows] float32, or empty.
+        group: columns that share a scale of the other operand's bytes.
     """
 
     codes: npt.NDArray[np.uint8]
     factors: Floats
     bias: Floats
+    group: int
 
     @property
     def rows(self) -> int:
@@ -88,10 +93,14 @@ class _Cutter:
         found: npt.NDArray[Any] = self._memory[first : first + size].view(kind)
         return found.reshape(shape)
 
-    def matrix(self, rows: int, columns: int, *, bias: bool = False) -> Packed:
-        rows, columns = _filled(rows, 2 * PANEL), _filled(columns, GROUP)
-        codes = self.cut((rows // PANEL, columns // 4, PANEL, 4), np.uint8)
-        return Packed(codes, self.cut((rows // LANES, 2, LANES), np.float32), self.cut((rows * bias,), np.float32))
+    def matrix(self, rows: int, columns: int, *, bias: bool = False, groups: tuple[int, ...] = GROUPS) -> Packed:
+        rows, columns = _filled(rows, 2 * PANEL), _filled(columns, GROUPS[-1])
+        return Packed(
+            codes=self.cut((rows // PANEL, columns // 4, PANEL, 4), np.uint8),
+            factors=self.cut((rows // LANES, 2, LANES), np.float32),
+            bias=self.cut((rows * bias,), np.float32),
+            group=next(size for size in groups if not columns % size),
+        )
 
     def model(self, c: DecoderConfig) -> PackedModel:
         queries, keys = c.num_attention_heads * c.head_dim, c.num_key_value_heads * c.head_dim
@@ -104,10 +113,10 @@ class _Cutter:
             )
             for _ in range(c.num_hidden_layers)
         )
-        embedding = self.matrix(c.vocab_size, c.hidden_size)
+        embedding = self.matrix(c.vocab_size, c.hidden_size, groups=HEAD_GROUPS)
         return PackedModel(
             layers=layers,
-            head=embedding if c.tie_word_embeddings else self.matrix(c.vocab_size, c.hidden_size),
+            head=embedding if c.tie_word_embeddings else self.matrix(c.vocab_size, c.hidden_size, groups=HEAD_GROUPS),
             embedding=embedding,
             norms=self.cut((c.num_hidden_layers, 4, c.hidden_size), np.float32),
             head_norms=self.cut((c.num_hidden_layers, 2, c.head_dim), np.float32),

@@ -83,21 +83,22 @@ def norm(row, weight, eps, out):  # type: ignore[no-untyped-def]
 
 
 @inner
-def to_bytes(row, codes, scales):  # type: ignore[no-untyped-def]
-    """Writes a row as signed bytes with a scale for each group of 64, filled up with zeros; returns the row's sum.
+def to_bytes(row, size, codes, scales):  # type: ignore[no-untyped-def]
+    """Writes a row as signed bytes with a scale for each group, filled up with zeros; returns the sum of its values.
 
     Args:
         row: [columns] float32.
-        codes: [groups * 64] int8.
+        size: of a group.
+        codes: [groups * size] int8.
         scales: [groups] float32.
     """
     total = np.float32(0)
-    whole = row.size // 64
+    whole = row.size // size
     for group in range(whole):
-        total += _group(row[64 * group :], 64, codes[64 * group :], scales[group:])
+        total += _group(row[size * group :], size, codes[size * group :], scales[group:])
     if whole < scales.size:
-        rest = row.size - 64 * whole
-        total += _group(row[64 * whole :], rest, codes[64 * whole :], scales[whole:])
+        rest = row.size - size * whole
+        total += _group(row[size * whole :], rest, codes[size * whole :], scales[whole:])
         codes[row.size :] = 0
     return total
 

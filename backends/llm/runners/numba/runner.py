@@ -17,8 +17,7 @@ from backends.llm.runners.cpu_options import CpuOptions
 from backends.llm.runners.numba.attention import BLOCK
 from backends.llm.runners.numba.packed_file import open_packed
 from backends.llm.runners.numba.packing import aligned
-from backends.llm.runners.numba.step import (
-    ITEMS,
+from backends.llm.runners.numba.step_attention import (
     KEYS,
     LAYER_BYTES,
     LOGITS,
@@ -121,7 +120,7 @@ class NumbaRunner:
             self._angles(which, turn, rows)
         step.counts[ROWS], step.counts[LOGITS] = rows, logits
         step.counts[LOGITS_AT] = self._logits[first_logits:].ctypes.data
-        step.counts[ITEMS] = plan_attention(self._shape, step, len(requests), MAX_PARTS)
+        plan_attention(self._shape, step, len(requests), MAX_PARTS)
         self._team.compute()
         return logits
 

@@ -40,8 +40,8 @@ class Model(NamedTuple):
     """Where the weights are.
 
     Attributes:
-        matrices: [4 * layers + 2, 5] int64: addresses of codes and factors, rows, columns, place of the bias in
-            `biases` or -1. The last two are the head and the embedding.
+        matrices: [4 * layers + 2, 6] int64: addresses of codes and factors, rows, columns, place of the bias in
+            `biases` or -1, columns that share a scale of the other operand. The last two are head and embedding.
         biases: [layers with biases, rows].
         windows: [layers] int64 tokens that a layer sees, 0 is all.
         softcap: [1] of the attention's scores, 0 is none.
@@ -60,10 +60,10 @@ class Step(NamedTuple):
     """One step's tokens, as in StepInputs, and room for what is between the products.
 
     Attributes:
-        counts: [8] int64: rows, logits, items; the addresses of keys, values and logits; bytes of a layer's keys.
+        counts: [9] int64, see step_attention.py.
         request_of: [rows] the request of a token.
-        items: [.., 5] int32: first row, tokens, head of keys, request, span (-1: all of them).
-        first_part: [rows] the item of a token's first span, or -1 where its spans were not computed apart.
+        items: [.., 6] int32: first row, tokens, head of keys, request, span (-1: all of them), its place in `parts`.
+        first_part: [rows] the place of a token's first span in `parts`, or -1: its spans are not computed apart.
         cos, sin: [2, rows, head_dim / 2]: of layers that see everything, and of windowed ones.
     """
 
@@ -141,8 +141,8 @@ def model_of(config: DecoderConfig, packed: PackedModel) -> Model:
     )
 
 
-def _address(matrix: Packed, bias: int) -> tuple[int, int, int, int, int]:
-    return matrix.codes.ctypes.data, matrix.factors.ctypes.data, matrix.rows, matrix.columns, bias
+def _address(matrix: Packed, bias: int) -> tuple[int, ...]:
+    return matrix.codes.ctypes.data, matrix.factors.ctypes.data, matrix.rows, matrix.columns, bias, matrix.group
 
 
 def step_of(shape: Shape, model: Model, max_blocks: int) -> Step:
@@ -158,7 +158,7 @@ def step_of(shape: Shape, model: Model, max_blocks: int) -> Step:
         return np.zeros(dims, np.int32)
 
     return Step(
-        counts=np.zeros(8, np.int64),
+        counts=np.zeros(9, np.int64),
         counters=aligned(((_PHASES_OF_A_LAYER * shape.layers + _OTHER_PHASES) * PHASE_WIDTH,), np.int64),
         ids=ints(MAX_ROWS),
         positions=ints(MAX_ROWS),
@@ -167,13 +167,13 @@ def step_of(shape: Shape, model: Model, max_blocks: int) -> Step:
         tables=ints(MAX_ROWS * max_blocks),
         table_begins=ints(MAX_ROWS + 1),
         logits_rows=ints(MAX_ROWS),
-        items=ints(MAX_PARTS + MAX_ROWS * shape.kv_heads, 5),
+        items=ints(2 * (MAX_PARTS + MAX_ROWS * shape.kv_heads), 6),
         first_part=ints(MAX_ROWS),
         cos=floats(2, MAX_ROWS, shape.head_dim // 2),
         sin=floats(2, MAX_ROWS, shape.head_dim // 2),
         hidden=floats(MAX_ROWS, shape.hidden),
         codes=aligned((MAX_ROWS * widest,), np.int8),
-        scales=floats(MAX_ROWS * (widest // 64)),
+        scales=floats(MAX_ROWS * int((model.matrices[:, 3] // model.matrices[:, 5]).max())),
         totals=floats(MAX_ROWS),
         qkv=floats(MAX_ROWS, int(by_kind[0])),
         attended=floats(MAX_ROWS, shape.heads * shape.head_dim),
