@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from backends.llm.engine.outputs import ModelRunnerOutput, ScheduledRequest, SchedulerOutput
+from backends.llm.engine.outputs import BlockId, ModelRunnerOutput, RequestId, ScheduledRequest, SchedulerOutput
 from backends.llm.loaders.base import LoadedModel
 from backends.llm.models.rope import Rotation, rotation
 from backends.llm.runners.cache_memory import zeroed
+from backends.llm.runners.cores import available_cores
 from backends.llm.runners.cpu import numba_lacks
 from backends.llm.runners.cpu_options import CpuOptions
 from backends.llm.runners.numba.attention import BLOCK
@@ -33,6 +33,9 @@ from compiler.errors import UsageError
 
 if TYPE_CHECKING:
     pass
+
+
+_KEPT_LOGITS = 64  # rows; the log probabilities of a prompt need many more for a step
 
 
 class NumbaRunner:
@@ -79,16 +82,17 @@ class NumbaRunner:
         self._cache = [zeroed(layer_bytes * shape.layers) for _ in range(2)]
         self._width = int(self._model.matrices[-2, 2])
         self._logits = aligned((1, self._width), np.float32)
-        num_threads = options.num_threads or len(os.sched_getaffinity(0))
+        num_threads = options.num_threads or available_cores()
         counts = self._step.counts
         counts[KEYS], counts[VALUES] = (memory.ctypes.data for memory in self._cache)
         counts[LAYER_BYTES], counts[THREADS] = layer_bytes, num_threads
         self._team = Team(shape, self._model, self._step, num_threads)
+        self._warm_up()
 
     def execute(self, output: SchedulerOutput) -> ModelRunnerOutput:
         """See ModelRunner. The logits are memory of the runner's own, which the next call overwrites."""
         num_logits = sum(request.num_logits for request in output.requests)
-        if num_logits > len(self._logits):
+        if not num_logits <= len(self._logits) <= max(_KEPT_LOGITS, 4 * num_logits):
             self._logits = aligned((num_logits, self._width), np.float32)
         done = 0
         for requests in _parts(output.requests):
@@ -102,6 +106,10 @@ class NumbaRunner:
         """Ends the threads, frees weights and cache."""
         self._team.close()
         del self._team, self._step, self._model, self._packed, self._cache, self._logits
+
+    def _warm_up(self) -> None:
+        """Computes a token, so that the first request finds all compiled and in memory; block 0 is nobody's yet."""
+        self.execute(SchedulerOutput((ScheduledRequest(RequestId(""), (0,), 0, (BlockId(0),), 1),)))
 
     def _compute(self, requests: Sequence[ScheduledRequest], first_logits: int) -> int:
         """Computes MAX_ROWS tokens at most; returns how many rows of logits they gave."""

@@ -22,6 +22,7 @@ class Team:
         self._scratch = scratch_of(shape)
         self._step = step
         self._steps = 0
+        self._compile()
         self._helpers = [
             threading.Thread(
                 target=take_part,
@@ -33,6 +34,12 @@ class Team:
         ]
         for helper in self._helpers:
             helper.start()
+
+    def _compile(self) -> None:
+        """Has the code compiled before anybody waits for a thread that could not: a helper that is told to stop."""
+        self._cells[STARTED], self._cells[STOPPED] = 1, 1
+        take_part(*self._arguments, self._scratch, self._cells, True)
+        self._cells[:] = 0
 
     def begin(self) -> None:
         """Waits until all have left the step before: one that came late reads its numbers still."""
