@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
@@ -49,6 +50,7 @@ class NumbaRunner:
         num_blocks: as many as `kv_cache_bytes` holds.
         block_bytes: keys and values of one block in all layers.
         vocab_size, max_model_len: of the model.
+        compile_seconds: how long the kernels took to become machine code, or to be read from where that is kept.
     """
 
     name = "numba"
@@ -86,7 +88,9 @@ class NumbaRunner:
         counts = self._step.counts
         counts[KEYS], counts[VALUES] = (memory.ctypes.data for memory in self._cache)
         counts[LAYER_BYTES], counts[THREADS] = layer_bytes, num_threads
+        started = time.monotonic()
         self._team = Team(shape, self._model, self._step, num_threads)
+        self.compile_seconds = time.monotonic() - started
         self._warm_up()
 
     def execute(self, output: SchedulerOutput) -> ModelRunnerOutput:

@@ -1,4 +1,7 @@
-"""The engine on SmolLM2 in float32: every cleverness gives the tokens of one request alone in a large pool."""
+"""The engine on SmolLM2: every cleverness gives the tokens of one request alone in a large pool.
+
+In float32, and in the bytes of the numba runner, whose logits are the same to the bit in every schedule.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +10,8 @@ import pytest
 from backends.llm import LLMEngine, SamplingParams
 from backends.llm.engine.config import SchedulerConfig
 from backends.llm.loaders import load_model
+from backends.llm.runners.cpu import numba_lacks, open_cpu_runner
 from backends.llm.runners.cpu_options import CpuOptions
-from backends.llm.runners.openvino import OpenVinoRunner
 from backends.llm.tokenizers import load_tokenizer
 
 PROMPTS = [
@@ -32,10 +35,13 @@ class FewBlocks:
         return getattr(self._runner, name)
 
 
-@pytest.fixture(scope="module")
-def parts(smollm2):
-    options = CpuOptions(exact=True, kv_cache_bytes=1 << 27, num_threads=2)
-    runner = OpenVinoRunner(load_model(smollm2), options)
+@pytest.fixture(scope="module", params=["exact", "numba"])
+def parts(request, smollm2):
+    model = load_model(smollm2)
+    options = CpuOptions(exact=request.param == "exact", kv_cache_bytes=1 << 27, num_threads=2)
+    if request.param == "numba" and numba_lacks(model.config, options):
+        pytest.skip(numba_lacks(model.config, options))
+    runner = open_cpu_runner("numba" if request.param == "numba" else "openvino", model, options)
     yield runner, load_tokenizer(smollm2)
     runner.close()
 
@@ -63,10 +69,11 @@ def test_together_in_small_steps(parts, plain):
 
 
 def test_g04_preempted(parts, plain):
-    engine = make_engine(parts, num_blocks=6, max_num_batched_tokens=64, max_num_seqs=6)
+    num_blocks = 6 * 32 // parts[0].block_size
+    engine = make_engine(parts, num_blocks=num_blocks, max_num_batched_tokens=64, max_num_seqs=6)
     assert answers(engine) == [list(p.token_ids) for p in plain]
     assert engine.stats().scheduler.num_preemptions > 0
-    assert engine.stats().scheduler.num_free_blocks == 6
+    assert engine.stats().scheduler.num_free_blocks == num_blocks
 
 
 def test_from_the_prefix_cache(parts, plain):
@@ -74,7 +81,7 @@ def test_from_the_prefix_cache(parts, plain):
     assert answers(engine) == [list(p.token_ids) for p in plain]
     before = engine.stats().scheduler.num_prefix_hits
     assert answers(engine) == [list(p.token_ids) for p in plain]
-    assert engine.stats().scheduler.num_prefix_hits >= before  # blocks of 32 tokens: short prompts fill none
+    assert engine.stats().scheduler.num_prefix_hits >= before  # in blocks of 32 tokens short prompts fill none
     long = PROMPTS[2] * 5
     first, second = (engine.generate([long], PARAMS)[0] for _ in range(2))
     assert second.usage.num_cached_tokens >= 64
