@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from backends.llm.loaders.base import LoadedModel
+from backends.llm.runners.cache_memory import zeroed
 from backends.llm.runners.cpu_options import CpuOptions
 from backends.llm.runners.kept import CARRIED, keep, model_key
-from backends.llm.runners.numba.packing import PackedModel, aligned, fill, packed_bytes, views
+from backends.llm.runners.numba.packing import PackedModel, fill, packed_bytes, views
 from compiler.errors import ModelRefused
 
 if TYPE_CHECKING:
@@ -43,7 +44,7 @@ def open_packed(model: LoadedModel, options: CpuOptions) -> PackedModel:
         if not path.is_file() or path.stat().st_size != size:
             raise ModelRefused(f"the weights in {place} are damaged", hint="remove that folder")
         return views(model.config, _mapped(path, size, "r"))
-    packed = views(model.config, aligned((size,), np.uint8))
+    packed = views(model.config, zeroed(size, huge=True))
     fill(packed, model)
     return packed
 

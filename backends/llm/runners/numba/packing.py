@@ -78,14 +78,19 @@ class PackedModel:
     final_norm: Floats
 
 
-class _Cutter:
-    """Cuts arrays off a piece of memory, one after the other; without memory it only counts."""
+class Cutter:
+    """Cuts arrays off a piece of memory, one after the other; without memory it only counts.
+
+    Attributes:
+        size: bytes of what was cut.
+    """
 
     def __init__(self, memory: npt.NDArray[np.uint8] | None) -> None:
         self.size = 0
         self._memory = memory
 
     def cut(self, shape: tuple[int, ...], kind: Any) -> npt.NDArray[Any]:
+        """Returns an array that begins at a cache line."""
         first, size = self.size, math.prod(shape) * np.dtype(kind).itemsize
         self.size = _filled(first + size, _ALIGNMENT)
         if self._memory is None:
@@ -93,6 +98,8 @@ class _Cutter:
         found: npt.NDArray[Any] = self._memory[first : first + size].view(kind)
         return found.reshape(shape)
 
+
+class _ModelCutter(Cutter):
     def matrix(self, rows: int, columns: int, *, bias: bool = False, groups: tuple[int, ...] = GROUPS) -> Packed:
         rows, columns = _filled(rows, 2 * PANEL), _filled(columns, GROUPS[-1])
         return Packed(
@@ -126,14 +133,14 @@ class _Cutter:
 
 def packed_bytes(config: DecoderConfig) -> int:
     """Returns the bytes of all packed weights of a model."""
-    cutter = _Cutter(None)
+    cutter = _ModelCutter(None)
     cutter.model(config)
     return cutter.size
 
 
 def views(config: DecoderConfig, memory: npt.NDArray[np.uint8]) -> PackedModel:
     """Returns the packed weights in `packed_bytes` of memory, which begins at a cache line."""
-    return _Cutter(memory).model(config)
+    return _ModelCutter(memory).model(config)
 
 
 def fill(packed: PackedModel, model: LoadedModel) -> None:
@@ -181,15 +188,6 @@ def _place(packed: npt.NDArray[np.uint8], codes: npt.NDArray[np.uint8], first: i
         some = np.pad(some, ((0, 0), (0, -some.shape[1] % 4)))
         packed[panel, : some.shape[1] // 4, place : place + len(some)] = some.reshape(len(some), -1, 4).swapaxes(0, 1)
         done += len(some)
-
-
-def aligned(shape: tuple[int, ...], kind: Any) -> npt.NDArray[Any]:
-    """Returns zeros that begin at a cache line."""
-    size = math.prod(shape) * np.dtype(kind).itemsize
-    memory = np.zeros(size + _ALIGNMENT, np.uint8)
-    first = -memory.ctypes.data % _ALIGNMENT
-    found: npt.NDArray[Any] = memory[first : first + size].view(kind)
-    return found.reshape(shape)
 
 
 def _filled(number: int, unit: int) -> int:

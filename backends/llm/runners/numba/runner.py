@@ -17,7 +17,6 @@ from backends.llm.runners.cpu import numba_lacks
 from backends.llm.runners.cpu_options import CpuOptions
 from backends.llm.runners.numba.attention import BLOCK
 from backends.llm.runners.numba.packed_file import open_packed
-from backends.llm.runners.numba.packing import aligned
 from backends.llm.runners.numba.step_attention import (
     KEYS,
     LAYER_BYTES,
@@ -33,7 +32,7 @@ from backends.llm.runners.numba.work import MAX_PARTS, MAX_ROWS, model_of, shape
 from compiler.errors import UsageError
 
 if TYPE_CHECKING:
-    pass
+    import numpy.typing as npt
 
 
 _KEPT_LOGITS = 64  # rows; the log probabilities of a prompt need many more for a step
@@ -81,9 +80,9 @@ class NumbaRunner:
         self._shape = shape
         self._step = step_of(shape, self._model, -(-self.max_model_len // BLOCK))
         layer_bytes = self.num_blocks * block
-        self._cache = [zeroed(layer_bytes * shape.layers) for _ in range(2)]
+        self._cache = [zeroed(layer_bytes * shape.layers, huge=True) for _ in range(2)]
         self._width = int(self._model.matrices[-2, 2])
-        self._logits = aligned((1, self._width), np.float32)
+        self._logits = self._rows_of_logits(1)
         num_threads = options.num_threads or available_cores()
         counts = self._step.counts
         counts[KEYS], counts[VALUES] = (memory.ctypes.data for memory in self._cache)
@@ -97,7 +96,7 @@ class NumbaRunner:
         """See ModelRunner. The logits are memory of the runner's own, which the next call overwrites."""
         num_logits = sum(request.num_logits for request in output.requests)
         if not num_logits <= len(self._logits) <= max(_KEPT_LOGITS, 4 * num_logits):
-            self._logits = aligned((num_logits, self._width), np.float32)
+            self._logits = self._rows_of_logits(num_logits)
         done = 0
         for requests in _parts(output.requests):
             done += self._compute(requests, done)
@@ -110,6 +109,9 @@ class NumbaRunner:
         """Ends the threads, frees weights and cache."""
         self._team.close()
         del self._team, self._step, self._model, self._packed, self._cache, self._logits
+
+    def _rows_of_logits(self, number: int) -> npt.NDArray[np.float32]:
+        return zeroed(4 * number * self._width, huge=True).view(np.float32).reshape(number, self._width)
 
     def _warm_up(self) -> None:
         """Computes a token, so that the first request finds all compiled and in memory; block 0 is nobody's yet."""

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from backends.llm.runners.numba.packing import aligned
+from backends.llm.runners.cache_memory import zeroed
 from backends.llm.runners.numba.step import LEFT, STARTED, STOPPED, take_part
 from backends.llm.runners.numba.threads import announce, wait_for
 from backends.llm.runners.numba.work import Model, Shape, Step, scratch_of
@@ -17,7 +17,7 @@ class Team:
     """Computes steps with several threads. `begin` before the step's inputs are written, then `compute`."""
 
     def __init__(self, shape: Shape, model: Model, step: Step, num_threads: int) -> None:
-        self._cells = aligned((24,), np.int64)  # a cache line for each
+        self._cells = zeroed(24 * 8).view(np.int64)  # a cache line for each
         self._arguments: tuple[Any, ...] = (shape, model, step)
         self._scratch = scratch_of(shape)
         self._step = step

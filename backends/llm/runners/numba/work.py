@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from backends.llm.models.config import DecoderConfig
+from backends.llm.runners.cache_memory import zeroed
 from backends.llm.runners.numba.attention import QUERY_TYPE, SPAN, TILE_ROWS
-from backends.llm.runners.numba.packing import Packed, PackedModel, aligned
+from backends.llm.runners.numba.packing import Cutter, Packed, PackedModel
 from backends.llm.runners.numba.threads import PHASE_WIDTH
 
 if TYPE_CHECKING:
@@ -146,20 +147,29 @@ def _address(matrix: Packed, bias: int) -> tuple[int, ...]:
 
 
 def step_of(shape: Shape, model: Model, max_blocks: int) -> Step:
-    """Returns room for MAX_ROWS tokens; `max_blocks` is those of one request. Memory is taken when it is written to."""
+    """Returns room for MAX_ROWS tokens; `max_blocks` is those of one request. Memory is taken when it is written to.
+
+    It is one piece: in huge pages the parts do not push each other out of the processor's caches by chance.
+    """
+    counter = Cutter(None)
+    _cut_step(counter, shape, model, max_blocks)
+    return _cut_step(Cutter(zeroed(counter.size, huge=True)), shape, model, max_blocks)
+
+
+def _cut_step(cutter: Cutter, shape: Shape, model: Model, max_blocks: int) -> Step:
     group = shape.heads // shape.kv_heads
     widest = int(model.matrices[:, 3].max())
     by_kind = model.matrices[: 4 * shape.layers, 2].reshape(-1, 4).max(0)
 
     def floats(*dims: int) -> Any:
-        return aligned(dims, np.float32)
+        return cutter.cut(dims, np.float32)
 
     def ints(*dims: int) -> Any:
-        return np.zeros(dims, np.int32)
+        return cutter.cut(dims, np.int32)
 
     return Step(
-        counts=np.zeros(9, np.int64),
-        counters=aligned(((_PHASES_OF_A_LAYER * shape.layers + _OTHER_PHASES) * PHASE_WIDTH,), np.int64),
+        counts=cutter.cut((9,), np.int64),
+        counters=cutter.cut(((_PHASES_OF_A_LAYER * shape.layers + _OTHER_PHASES) * PHASE_WIDTH,), np.int64),
         ids=ints(MAX_ROWS),
         positions=ints(MAX_ROWS),
         request_of=ints(MAX_ROWS),
@@ -172,7 +182,7 @@ def step_of(shape: Shape, model: Model, max_blocks: int) -> Step:
         cos=floats(2, MAX_ROWS, shape.head_dim // 2),
         sin=floats(2, MAX_ROWS, shape.head_dim // 2),
         hidden=floats(MAX_ROWS, shape.hidden),
-        codes=aligned((MAX_ROWS * widest,), np.int8),
+        codes=cutter.cut((MAX_ROWS * widest,), np.int8),
         scales=floats(MAX_ROWS * int((model.matrices[:, 3] // model.matrices[:, 5]).max())),
         totals=floats(MAX_ROWS),
         qkv=floats(MAX_ROWS, int(by_kind[0])),
@@ -188,12 +198,18 @@ def scratch_of(shape: Shape) -> Scratch:
     rows = max(TILE_ROWS, shape.heads // shape.kv_heads) + 3
     widest = max(shape.hidden, shape.intermediate)
 
+    counter = Cutter(None)
+    _cut_scratch(counter, shape, rows, widest)
+    return _cut_scratch(Cutter(zeroed(counter.size)), shape, rows, widest)
+
+
+def _cut_scratch(cutter: Cutter, shape: Shape, rows: int, widest: int) -> Scratch:
     def floats(*dims: int) -> Any:
-        return aligned(dims, np.float32)
+        return cutter.cut(dims, np.float32)
 
     return Scratch(
         row=floats(widest),
-        query=aligned((rows, shape.head_dim), QUERY_TYPE),
+        query=cutter.cut((rows, shape.head_dim), QUERY_TYPE),
         scores=floats(rows, SPAN),
         totals=floats(rows, 2),
         mixed=floats(rows, shape.head_dim),

@@ -12,8 +12,9 @@ from numba import njit
 
 from backends.llm.loaders.base import DenseWeight
 from backends.llm.models.weights import rows_of_bytes, values
+from backends.llm.runners.cache_memory import zeroed
 from backends.llm.runners.numba import attention, rows
-from backends.llm.runners.numba.packing import _Cutter, aligned, pack
+from backends.llm.runners.numba.packing import Cutter, _ModelCutter, pack
 from backends.llm.runners.numba.product import product
 from backends.llm.runners.numba.vectors import HAS_BFLOAT
 
@@ -58,10 +59,14 @@ def call_rows(kind, row, other, out):
             out[i] = rows.exponential(row[i])
 
 
+def aligned(shape, kind):
+    return Cutter(zeroed(int(np.prod(shape)) * np.dtype(kind).itemsize)).cut(shape, kind)
+
+
 def packed(matrix: np.ndarray, groups: tuple[int, ...]):
-    counter = _Cutter(None)
+    counter = _ModelCutter(None)
     counter.matrix(*matrix.shape, groups=groups)
-    made = _Cutter(aligned((counter.size,), np.uint8)).matrix(*matrix.shape, groups=groups)
+    made = _ModelCutter(zeroed(counter.size)).matrix(*matrix.shape, groups=groups)
     pack([rows_of_bytes(DenseWeight(matrix))], made)
     return made
 
