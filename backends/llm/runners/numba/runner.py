@@ -78,12 +78,12 @@ class NumbaRunner:
         self._packed = open_packed(model, options)
         shape, self._model = shape_of(config), model_of(config, self._packed)
         self._shape = shape
-        self._step = step_of(shape, self._model, -(-self.max_model_len // BLOCK))
+        num_threads = options.num_threads or available_cores()
+        self._step = step_of(shape, self._model, -(-self.max_model_len // BLOCK), num_threads)
         layer_bytes = self.num_blocks * block
         self._cache = [zeroed(layer_bytes * shape.layers, huge=True) for _ in range(2)]
         self._width = int(self._model.matrices[-2, 2])
         self._logits = self._rows_of_logits(1)
-        num_threads = options.num_threads or available_cores()
         counts = self._step.counts
         counts[KEYS], counts[VALUES] = (memory.ctypes.data for memory in self._cache)
         counts[LAYER_BYTES], counts[THREADS] = layer_bytes, num_threads
@@ -96,7 +96,7 @@ class NumbaRunner:
         """See ModelRunner. The logits are memory of the runner's own, which the next call overwrites."""
         num_logits = sum(request.num_logits for request in output.requests)
         if not num_logits <= len(self._logits) <= max(_KEPT_LOGITS, 4 * num_logits):
-            self._logits = self._rows_of_logits(num_logits)
+            self._logits = self._rows_of_logits(max(1, num_logits))
         done = 0
         for requests in _parts(output.requests):
             done += self._compute(requests, done)

@@ -32,30 +32,41 @@ STARTED, LEFT, STOPPED = 0, 8, 16
 # What is done to each row. In an array, because numba would compile for each constant.
 _BEFORE_ATTENTION, _ROTATION, _AFTER_ATTENTION, _BEFORE_MLP, _ACTIVATION, _BEFORE_HEAD = range(6)
 _KINDS = np.arange(6)
+_ROWS_OF_A_TASK = 64
 
 
 @inner
-def _multiply(step, phase, matrix, rows, out, out_row):  # type: ignore[no-untyped-def]
-    """Multiplies the bytes of all rows with a matrix, in tasks of some columns."""
-    pairs = matrix[2] // 64
-    size = max(1, pairs // (8 * step.counts[THREADS]))
-    tasks = (pairs + size - 1) // size
+def _multiply(step, scratch, phase, matrix, rows, out, out_row):  # type: ignore[no-untyped-def]
+    """Multiplies the bytes of all rows with a matrix: in tasks of some rows where there are many, else of columns."""
+    thread, threads = scratch.thread, step.counts[THREADS]
+    columns, group, pairs = matrix[3], matrix[5], matrix[2] // 64
+    many = rows >= _ROWS_OF_A_TASK * threads
+    size = _ROWS_OF_A_TASK if many else max(1, pairs // (8 * threads))
+    tasks = ((rows if many else pairs) + size - 1) // size
     x, scales, totals = step.codes.ctypes.data, step.scales.ctypes.data, step.totals.ctypes.data
-    task = next_task(step.counters, phase, tasks)
+    row, count, first, last = np.int64(0), rows, np.int64(0), pairs
+    task = next_task(step.counters, phase, tasks, thread, threads)
     while task >= 0:
-        first, last = size * task, min(size * (task + 1), pairs)
-        product(matrix[0], matrix[1], matrix[3], matrix[5], x, scales, totals, rows, first, last, out, out_row)
-        task_done(step.counters, phase)
-        task = next_task(step.counters, phase, tasks)
-    wait_for_phase(step.counters, phase, tasks)
+        if many:
+            row, count = size * task, min(size, rows - size * task)
+        else:
+            first, last = size * task, min(size * (task + 1), pairs)
+        product(
+            matrix[0], matrix[1], columns, group, x + row * columns, scales + 4 * row * (columns // group),
+            totals + 4 * row, count, first, last, out + row * out_row, out_row,
+        )  # fmt: skip
+        task_done(step.counters, phase, threads)
+        task = next_task(step.counters, phase, tasks, thread, threads)
+    wait_for_phase(step.counters, phase, tasks, threads)
 
 
 @inner
 def _each(shape, model, step, scratch, phase, kind, layer, rows, few):  # type: ignore[no-untyped-def]
     """Does one kind of work to all rows, or to the few that get logits, which then stand together."""
+    thread, threads = scratch.thread, step.counts[THREADS]
     size = 4 if rows >= 32 else 1
     tasks = (rows + size - 1) // size
-    task = next_task(step.counters, phase, tasks)
+    task = next_task(step.counters, phase, tasks, thread, threads)
     while task >= 0:
         for place in range(size * task, min(size * (task + 1), rows)):
             row = np.int64(step.logits_rows[place]) if few else place
@@ -78,9 +89,9 @@ def _each(shape, model, step, scratch, phase, kind, layer, rows, few):  # type: 
             else:
                 _into_hidden(shape, step, scratch, place, row, model.norms[layer - 1, 3])
                 _norm_to_bytes(shape, step, scratch, row, place, model.final_norm, model.matrices[4 * layer])
-        task_done(step.counters, phase)
-        task = next_task(step.counters, phase, tasks)
-    wait_for_phase(step.counters, phase, tasks)
+        task_done(step.counters, phase, threads)
+        task = next_task(step.counters, phase, tasks, thread, threads)
+    wait_for_phase(step.counters, phase, tasks, threads)
 
 
 @inner
@@ -128,8 +139,10 @@ def _embed(shape, matrix, token, out):  # type: ignore[no-untyped-def]
     factors = carray(_floats_at(matrix[1]), (matrix[2] // 16, 2, 16))
     panel, place = token // 32, token % 32
     scale, zero = factors[token // 16, 0, token % 16], factors[token // 16, 1, token % 16]
-    for i in range(shape.hidden):
-        out[i] = (np.float32(codes[panel, i // 4, place, i % 4]) - zero) * scale * shape.embedding_scale
+    scale *= shape.embedding_scale
+    for four in range(shape.hidden // 4):
+        for i in range(4):
+            out[4 * four + i] = (np.float32(codes[panel, four, place, i]) - zero) * scale
 
 
 @intrinsic
@@ -167,7 +180,7 @@ def take_part(shape, model, step, scratch, cells, helper):  # type: ignore[no-un
         for layer in range(shape.layers):
             matrices = model.matrices[4 * layer : 4 * layer + 4]
             _each(shape, model, step, scratch, phase, _KINDS[_BEFORE_ATTENTION], layer, rows, few)
-            _multiply(step, phase + 1, matrices[0], rows, qkv, 4 * step.qkv.shape[1])
+            _multiply(step, scratch, phase + 1, matrices[0], rows, qkv, 4 * step.qkv.shape[1])
             _each(shape, model, step, scratch, phase + 2, _KINDS[_ROTATION], layer, rows, few)
             if layer == shape.layers - 1 and logits < rows:
                 # Nobody attends to what the other tokens become after the last keys and values.
@@ -176,16 +189,16 @@ def take_part(shape, model, step, scratch, cells, helper):  # type: ignore[no-un
             if rows:
                 attend(shape, model, step, scratch, phase + 3, layer, first, items)
                 _each(shape, model, step, scratch, phase + 4, _KINDS[_AFTER_ATTENTION], layer, rows, few)
-                _multiply(step, phase + 5, matrices[1], rows, added, 4 * step.added.shape[1])
+                _multiply(step, scratch, phase + 5, matrices[1], rows, added, 4 * step.added.shape[1])
                 _each(shape, model, step, scratch, phase + 6, _KINDS[_BEFORE_MLP], layer, rows, few)
-                _multiply(step, phase + 7, matrices[2], rows, gate_up, 4 * step.gate_up.shape[1])
+                _multiply(step, scratch, phase + 7, matrices[2], rows, gate_up, 4 * step.gate_up.shape[1])
                 _each(shape, model, step, scratch, phase + 8, _KINDS[_ACTIVATION], layer, rows, few)
-                _multiply(step, phase + 9, matrices[3], rows, added, 4 * step.added.shape[1])
+                _multiply(step, scratch, phase + 9, matrices[3], rows, added, 4 * step.added.shape[1])
             phase += 10
         if logits:
             head = model.matrices[4 * shape.layers]
             _each(shape, model, step, scratch, phase, _KINDS[_BEFORE_HEAD], shape.layers, logits, few)
-            _multiply(step, phase + 1, head, logits, step.counts[LOGITS_AT], 4 * head[2])
+            _multiply(step, scratch, phase + 1, head, logits, step.counts[LOGITS_AT], 4 * head[2])
         if not helper:
             return
         steps += 1

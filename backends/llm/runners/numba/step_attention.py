@@ -42,8 +42,8 @@ def plan_attention(shape, step, requests, max_parts):  # type: ignore[no-untyped
         if apart:
             count = _by_spans(shape, step.items, count, first, request, count, spans)
         else:
-            for head in range(shape.kv_heads):
-                for row in range(first, last, tile):
+            for row in range(first, last, tile):
+                for head in range(shape.kv_heads):
                     _item(step.items[count], row, min(tile, last - row), head, request, -1, -1)
                     count += 1
     step.counts[ITEMS] = count
@@ -119,12 +119,13 @@ def rotate_and_write(shape, model, step, layer, row):  # type: ignore[no-untyped
 @inner
 def attend(shape, model, step, scratch, phase, layer, first, tasks):  # type: ignore[no-untyped-def]
     """Computes items `first` and more, so many of them."""
-    task = next_task(step.counters, phase, tasks)
+    thread, threads = scratch.thread, step.counts[THREADS]
+    task = next_task(step.counters, phase, tasks, thread, threads)
     while task >= 0:
         _attend_item(shape, model, step, scratch, layer, step.items[first + task])
-        task_done(step.counters, phase)
-        task = next_task(step.counters, phase, tasks)
-    wait_for_phase(step.counters, phase, tasks)
+        task_done(step.counters, phase, threads)
+        task = next_task(step.counters, phase, tasks, thread, threads)
+    wait_for_phase(step.counters, phase, tasks, threads)
 
 
 @inner

@@ -19,14 +19,14 @@ class Team:
     def __init__(self, shape: Shape, model: Model, step: Step, num_threads: int) -> None:
         self._cells = zeroed(24 * 8).view(np.int64)  # a cache line for each
         self._arguments: tuple[Any, ...] = (shape, model, step)
-        self._scratch = scratch_of(shape)
+        self._scratch = scratch_of(shape, 0)
         self._step = step
         self._steps = 0
         self._compile()
         self._helpers = [
             threading.Thread(
                 target=take_part,
-                args=(shape, model, step, scratch_of(shape), self._cells, True),
+                args=(shape, model, step, scratch_of(shape, index), self._cells, True),
                 name=f"llm-kernel-{index}",
                 daemon=True,
             )

@@ -1,7 +1,8 @@
 """Threads that share a step's work without Python: tasks taken from counters, and sleep between steps (a futex).
 
-A phase of a step is a number of tasks. Whoever comes takes the next one, and goes on when all are *done*: a thread that
-the system does not run holds up nobody, unless it is in the midst of a task.
+A phase of a step is a number of tasks. Each thread has its share of them, the same rows or columns in every phase, so
+that it finds in its cache what it wrote itself; whoever is ready takes what is left of the others' shares, and goes on
+when all are *done*: a thread that the system does not run holds up nobody, unless it is in the midst of a task.
 """
 
 from __future__ import annotations
@@ -17,8 +18,7 @@ from backends.llm.runners.numba.vectors import I32, I64
 
 _SYS_FUTEX, _WAIT, _WAKE, _PRIVATE = 202, 0, 1, 128  # of Linux on x86-64
 _SPINS = 2000
-# Of a phase: a cache line for the next task, one for those that are done.
-NEXT, DONE, PHASE_WIDTH = 0, 8, 16
+_LINE = 8  # int64 in a cache line
 
 
 @intrinsic
@@ -72,16 +72,33 @@ def _call(b: ir.IRBuilder, name: str, result: ir.Type, *arguments: Any) -> Any:
     return b.call(function, arguments)
 
 
+def counters_of(phases: int, num_threads: int) -> int:
+    """Returns how many counters a step needs: of a phase what is done, and each thread's next task, a line for each."""
+    return phases * (1 + num_threads) * _LINE
+
+
 @inner
-def next_task(counters, phase, tasks):  # type: ignore[no-untyped-def]
+def _line(counters, phase, threads, index):  # type: ignore[no-untyped-def]
+    return counters.ctypes.data + 8 * _LINE * (phase * (1 + threads) + index)
+
+
+@inner
+def next_task(counters, phase, tasks, thread, threads):  # type: ignore[no-untyped-def]
     """Returns the number of a task that is this thread's now, or -1 when all are taken."""
-    task = _add(counters.ctypes.data + 8 * (phase * PHASE_WIDTH + NEXT), 1)
-    return task if task < tasks else -1
+    for step in range(threads):
+        owner = (thread + step) % threads
+        first, size = tasks * owner // threads, tasks * (owner + 1) // threads - tasks * owner // threads
+        line = _line(counters, phase, threads, 1 + owner)
+        if _read(line) < size:
+            task = _add(line, 1)
+            if task < size:
+                return first + task
+    return -1
 
 
 @inner
-def task_done(counters, phase):  # type: ignore[no-untyped-def]
-    _add(counters.ctypes.data + 8 * (phase * PHASE_WIDTH + DONE), 1)
+def task_done(counters, phase, threads):  # type: ignore[no-untyped-def]
+    _add(_line(counters, phase, threads, 0), 1)
 
 
 @outer
@@ -97,8 +114,8 @@ def wait_for(address, least):  # type: ignore[no-untyped-def]
 
 
 @inner
-def wait_for_phase(counters, phase, tasks):  # type: ignore[no-untyped-def]
-    wait_for(counters.ctypes.data + 8 * (phase * PHASE_WIDTH + DONE), tasks)
+def wait_for_phase(counters, phase, tasks, threads):  # type: ignore[no-untyped-def]
+    wait_for(_line(counters, phase, threads, 0), tasks)
 
 
 @outer

@@ -10,7 +10,7 @@ from backends.llm.models.config import DecoderConfig
 from backends.llm.runners.cache_memory import zeroed
 from backends.llm.runners.numba.attention import QUERY_TYPE, SPAN, TILE_ROWS
 from backends.llm.runners.numba.packing import Cutter, Packed, PackedModel
-from backends.llm.runners.numba.threads import PHASE_WIDTH
+from backends.llm.runners.numba.threads import counters_of
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -94,8 +94,9 @@ class Step(NamedTuple):
 
 
 class Scratch(NamedTuple):
-    """One thread's own room."""
+    """One thread's own room, and its number."""
 
+    thread: int
     row: npt.NDArray[np.float32]
     query: npt.NDArray[Any]
     scores: npt.NDArray[np.float32]
@@ -146,17 +147,17 @@ def _address(matrix: Packed, bias: int) -> tuple[int, ...]:
     return matrix.codes.ctypes.data, matrix.factors.ctypes.data, matrix.rows, matrix.columns, bias, matrix.group
 
 
-def step_of(shape: Shape, model: Model, max_blocks: int) -> Step:
+def step_of(shape: Shape, model: Model, max_blocks: int, num_threads: int) -> Step:
     """Returns room for MAX_ROWS tokens; `max_blocks` is those of one request. Memory is taken when it is written to.
 
     It is one piece: in huge pages the parts do not push each other out of the processor's caches by chance.
     """
     counter = Cutter(None)
-    _cut_step(counter, shape, model, max_blocks)
-    return _cut_step(Cutter(zeroed(counter.size, huge=True)), shape, model, max_blocks)
+    _cut_step(counter, shape, model, max_blocks, num_threads)
+    return _cut_step(Cutter(zeroed(counter.size, huge=True)), shape, model, max_blocks, num_threads)
 
 
-def _cut_step(cutter: Cutter, shape: Shape, model: Model, max_blocks: int) -> Step:
+def _cut_step(cutter: Cutter, shape: Shape, model: Model, max_blocks: int, num_threads: int) -> Step:
     group = shape.heads // shape.kv_heads
     widest = int(model.matrices[:, 3].max())
     by_kind = model.matrices[: 4 * shape.layers, 2].reshape(-1, 4).max(0)
@@ -169,7 +170,7 @@ def _cut_step(cutter: Cutter, shape: Shape, model: Model, max_blocks: int) -> St
 
     return Step(
         counts=cutter.cut((9,), np.int64),
-        counters=cutter.cut(((_PHASES_OF_A_LAYER * shape.layers + _OTHER_PHASES) * PHASE_WIDTH,), np.int64),
+        counters=cutter.cut((counters_of(_PHASES_OF_A_LAYER * shape.layers + _OTHER_PHASES, num_threads),), np.int64),
         ids=ints(MAX_ROWS),
         positions=ints(MAX_ROWS),
         request_of=ints(MAX_ROWS),
@@ -194,20 +195,21 @@ def _cut_step(cutter: Cutter, shape: Shape, model: Model, max_blocks: int) -> St
     )
 
 
-def scratch_of(shape: Shape) -> Scratch:
+def scratch_of(shape: Shape, thread: int) -> Scratch:
     rows = max(TILE_ROWS, shape.heads // shape.kv_heads) + 3
     widest = max(shape.hidden, shape.intermediate)
 
     counter = Cutter(None)
-    _cut_scratch(counter, shape, rows, widest)
-    return _cut_scratch(Cutter(zeroed(counter.size)), shape, rows, widest)
+    _cut_scratch(counter, thread, shape, rows, widest)
+    return _cut_scratch(Cutter(zeroed(counter.size)), thread, shape, rows, widest)
 
 
-def _cut_scratch(cutter: Cutter, shape: Shape, rows: int, widest: int) -> Scratch:
+def _cut_scratch(cutter: Cutter, thread: int, shape: Shape, rows: int, widest: int) -> Scratch:
     def floats(*dims: int) -> Any:
         return cutter.cut(dims, np.float32)
 
     return Scratch(
+        thread=thread,
         row=floats(widest),
         query=cutter.cut((rows, shape.head_dim), QUERY_TYPE),
         scores=floats(rows, SPAN),
