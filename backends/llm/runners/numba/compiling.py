@@ -31,7 +31,8 @@ def _compiled(function: Callable[..., Any], **options: bool) -> Any:
     # numba reads where to keep machine code when it decorates; others in this process keep theirs elsewhere.
     theirs, config.CACHE_DIR = config.CACHE_DIR, _cache_folder()
     try:
-        return numba.njit(nogil=True, cache=True, error_model="numpy", **options)(function)
+        # A product and a sum may become one instruction, which rounds once.
+        return numba.njit(nogil=True, cache=True, error_model="numpy", fastmath={"contract"}, **options)(function)
     finally:
         config.CACHE_DIR = theirs
 

@@ -2,7 +2,7 @@
 
     out[m, n] = scale[n] * (sum over groups g of s[m, g] * (sum over i in g of x[m, i] * w[n, i]) - zero[n] * total[m])
 
-with x the bytes of a row, s the scale of each group of 32 to 96 of them, w the matrix's bytes and total[m] the sum of
+with x the bytes of a row, s the scale of each group of 32 or 64 of them, w the matrix's bytes and total[m] the sum of
 the row's values (s * x). A lane is one n, and each row's sums are taken in one order whatever rows are computed beside
 it: a row has the same bits in every batch.
 

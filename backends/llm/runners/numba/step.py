@@ -64,7 +64,7 @@ def _multiply(step, scratch, phase, matrix, rows, out, out_row):  # type: ignore
 def _each(shape, model, step, scratch, phase, kind, layer, rows, few):  # type: ignore[no-untyped-def]
     """Does one kind of work to all rows, or to the few that get logits, which then stand together."""
     thread, threads = scratch.thread, step.counts[THREADS]
-    size = 4 if rows >= 32 else 1
+    size = max(1, min(16, rows // (8 * threads)))
     tasks = (rows + size - 1) // size
     task = next_task(step.counters, phase, tasks, thread, threads)
     while task >= 0:

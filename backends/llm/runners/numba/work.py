@@ -15,7 +15,7 @@ from backends.llm.runners.numba.threads import counters_of
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-MAX_ROWS = 256  # tokens that are computed together; a longer step is several
+MAX_ROWS = 512  # tokens that are computed together; a longer step is several
 MAX_PARTS = 4096  # spans of single tokens that are computed apart and then merged
 _PHASES_OF_A_LAYER, _OTHER_PHASES = 10, 2
 

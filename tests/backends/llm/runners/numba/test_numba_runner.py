@@ -72,7 +72,7 @@ def test_every_architecture_is_near_the_plain_decoder(name):
 
 @pytest.fixture(scope="module")
 def long_context():
-    """A model with windowed layers and others, and prompts beyond a span of 256 tokens and a step of 256 rows."""
+    """A model with windowed layers and others, and prompts beyond a span of 256 tokens and a step of 512 rows."""
     runner = NumbaRunner(tiny("gemma3", max_position_embeddings=2048), OPTIONS)
     yield runner
     runner.close()
@@ -82,7 +82,7 @@ def test_chunks_decodes_batch_mates_and_spans_change_no_bit(long_context, monkey
     runner = long_context
     ids, others = np.random.default_rng(5).integers(0, VOCAB, (2, 700)).tolist()
     table, more = list(range(44)), list(range(50, 94))
-    whole = logits(runner, part(runner, ids, 0, 700, table))  # three parts of a step
+    whole = logits(runner, part(runner, ids, 0, 700, table))  # two parts of a step
 
     chunked = [logits(runner, part(runner, ids, at, min(at + 97, 700), table)) for at in range(0, 700, 97)]
     np.testing.assert_array_equal(np.concatenate(chunked), whole)
