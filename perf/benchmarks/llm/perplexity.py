@@ -20,6 +20,7 @@ CHUNK_TOKENS = 256
 FORMS: dict[str, dict[str, Any]] = {
     "exact, float32": {"exact": True},
     "u8_rows (the default)": {},
+    "u8_rows, OpenVINO": {"runner": "openvino"},
     "u8_rows, KV cache u8": {"kv_cache_precision": "u8"},
     "u8": {"weights": "u8"},
     "u4": {"weights": "u4"},

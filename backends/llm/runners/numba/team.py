@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import threading
-from typing import Any
+import weakref
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -12,9 +14,15 @@ from backends.llm.runners.numba.step import LEFT, STARTED, STOPPED, take_part
 from backends.llm.runners.numba.threads import announce, wait_for
 from backends.llm.runners.numba.work import Model, Shape, Step, scratch_of
 
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
 
 class Team:
-    """Computes steps with several threads. `begin` before the step's inputs are written, then `compute`."""
+    """Computes steps with several threads. `begin` before the step's inputs are written, then `compute`.
+
+    The threads end with `close`, or when nobody holds the team any more.
+    """
 
     def __init__(self, shape: Shape, model: Model, step: Step, num_threads: int) -> None:
         self._cells = zeroed(24 * 8).view(np.int64)  # a cache line for each
@@ -22,6 +30,7 @@ class Team:
         self._scratch = scratch_of(shape, 0)
         self._step = step
         self._steps = 0
+        self._pid = os.getpid()
         self._compile()
         self._helpers = [
             threading.Thread(
@@ -34,31 +43,42 @@ class Team:
         ]
         for helper in self._helpers:
             helper.start()
-
-    def _compile(self) -> None:
-        """Has the code compiled before anybody waits for a thread that could not: a helper that is told to stop."""
-        self._cells[STARTED], self._cells[STOPPED] = 1, 1
-        take_part(*self._arguments, self._scratch, self._cells, True)
-        self._cells[:] = 0
+        self._stop = weakref.finalize(self, _stop, self._cells)
 
     def begin(self) -> None:
-        """Waits until all have left the step before: one that came late reads its numbers still."""
-        wait_for(self._at(LEFT), self._steps * len(self._helpers))
+        """Waits until all have left the step before: one that came late reads its numbers still.
+
+        Raises:
+            RuntimeError: this is another process, forked from the one that has the threads.
+        """
+        if os.getpid() != self._pid:
+            raise RuntimeError("the threads of a model runner do not survive a fork: load the model in the new process")
+        wait_for(_at(self._cells, LEFT), self._steps * len(self._helpers))
         self._step.counters[:] = 0
 
     def compute(self) -> None:
         """Computes the step whose inputs are in place."""
         self._steps += 1
-        announce(self._at(STARTED))
+        announce(_at(self._cells, STARTED))
         take_part(*self._arguments, self._scratch, self._cells, False)
 
     def close(self) -> None:
         """Ends the threads."""
-        self._cells[STOPPED] = 1
-        announce(self._at(STARTED))
+        self._stop()
         for helper in self._helpers:
             helper.join()
-        self._helpers = []
 
-    def _at(self, cell: int) -> int:
-        return int(self._cells.ctypes.data) + 8 * cell
+    def _compile(self) -> None:
+        """Has the code compiled before anybody waits for a thread that could not: as a helper that is told to stop."""
+        self._cells[STARTED], self._cells[STOPPED] = 1, 1
+        take_part(*self._arguments, self._scratch, self._cells, True)
+        self._cells[:] = 0
+
+
+def _stop(cells: npt.NDArray[np.int64]) -> None:
+    cells[STOPPED] = 1
+    announce(_at(cells, STARTED))
+
+
+def _at(cells: npt.NDArray[np.int64], cell: int) -> int:
+    return int(cells.ctypes.data) + 8 * cell

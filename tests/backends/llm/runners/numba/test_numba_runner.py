@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import multiprocessing
 import os
 import subprocess
 import sys
@@ -228,3 +230,32 @@ def test_machine_code_is_kept_for_these_kernels_alone(tmp_path):
     assert not list(Path(module.__file__).parent.rglob("*.nbi"))  # the server would take them for a new version
     (tmp_path / "file").write_text("")
     assert run(MODELKILN_CACHE_DIR=str(tmp_path / "file")) == "'' 0"  # no place: in a temporary folder
+
+
+def test_threads_end_with_a_runner_that_nobody_closed():
+    others = threading.enumerate()
+    runner = NumbaRunner(build("llama")[1], OPTIONS)
+    (helper,) = [thread for thread in threading.enumerate() if thread not in others]
+    del runner
+    gc.collect()
+    helper.join(10)
+    assert not helper.is_alive()
+
+
+def test_after_a_fork_the_error_says_so():
+    runner = NumbaRunner(build("llama")[1], OPTIONS)
+    receiver, sender = multiprocessing.Pipe(duplex=False)
+
+    def child():
+        try:
+            logits(runner, part(runner, [1, 2], 0, 2, [0]))
+        except RuntimeError as error:
+            sender.send(str(error))
+
+    process = multiprocessing.get_context("fork").Process(target=child)
+    process.start()
+    assert receiver.poll(30)
+    assert "do not survive a fork: load the model in the new process" in receiver.recv()
+    process.join(30)
+    assert logits(runner, part(runner, [1, 2], 0, 2, [0])).shape == (2, VOCAB)
+    runner.close()
