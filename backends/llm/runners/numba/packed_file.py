@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from backends.llm.loaders.base import LoadedModel
-from backends.llm.runners.cache_memory import zeroed
 from backends.llm.runners.cpu_options import CpuOptions
 from backends.llm.runners.kept import CARRIED, keep, model_key
+from backends.llm.runners.memory import give_back_memory, zeroed
 from backends.llm.runners.numba.packing import PackedModel, fill, packed_bytes, views
 from compiler.errors import ModelRefused
 
@@ -44,8 +44,9 @@ def open_packed(model: LoadedModel, options: CpuOptions) -> PackedModel:
         if not path.is_file() or path.stat().st_size != size:
             raise ModelRefused(f"the weights in {place} are damaged", hint="remove that folder")
         return views(model.config, _mapped(path, size, "r"))
-    packed = views(model.config, zeroed(size, huge=True))
+    packed = views(model.config, zeroed(size))
     fill(packed, model)
+    give_back_memory()  # of packing
     return packed
 
 

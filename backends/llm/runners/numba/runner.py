@@ -11,10 +11,10 @@ import numpy as np
 from backends.llm.engine.outputs import BlockId, ModelRunnerOutput, RequestId, ScheduledRequest, SchedulerOutput
 from backends.llm.loaders.base import LoadedModel
 from backends.llm.models.rope import Rotation, rotation
-from backends.llm.runners.cache_memory import zeroed
 from backends.llm.runners.cores import available_cores
 from backends.llm.runners.cpu import numba_lacks
 from backends.llm.runners.cpu_options import CpuOptions
+from backends.llm.runners.memory import zeroed
 from backends.llm.runners.numba.attention import BLOCK
 from backends.llm.runners.numba.packed_file import open_packed
 from backends.llm.runners.numba.step_attention import (
@@ -81,7 +81,7 @@ class NumbaRunner:
         num_threads = options.num_threads or available_cores()
         self._step = step_of(shape, self._model, -(-self.max_model_len // BLOCK), num_threads)
         layer_bytes = self.num_blocks * block
-        self._cache = [zeroed(layer_bytes * shape.layers, huge=True) for _ in range(2)]
+        self._cache = [zeroed(layer_bytes * shape.layers) for _ in range(2)]
         self._width = int(self._model.matrices[-2, 2])
         self._logits = self._rows_of_logits(1)
         counts = self._step.counts
@@ -111,7 +111,7 @@ class NumbaRunner:
         del self._team, self._step, self._model, self._packed, self._cache, self._logits
 
     def _rows_of_logits(self, number: int) -> npt.NDArray[np.float32]:
-        return zeroed(4 * number * self._width, huge=True).view(np.float32).reshape(number, self._width)
+        return zeroed(4 * number * self._width).view(np.float32).reshape(number, self._width)
 
     def _warm_up(self) -> None:
         """Computes a token, so that the first request finds all compiled and in memory; block 0 is nobody's yet."""

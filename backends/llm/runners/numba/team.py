@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from backends.llm.runners.cache_memory import zeroed
+from backends.llm.runners.memory import zeroed
 from backends.llm.runners.numba.step import LEFT, STARTED, STOPPED, take_part
 from backends.llm.runners.numba.threads import announce, wait_for
 from backends.llm.runners.numba.work import Model, Shape, Step, scratch_of

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from backends.llm.models.config import DecoderConfig
-from backends.llm.runners.cache_memory import zeroed
+from backends.llm.runners.memory import zeroed
 from backends.llm.runners.numba.attention import QUERY_TYPE, SPAN, TILE_ROWS
 from backends.llm.runners.numba.packing import Cutter, Packed, PackedModel
 from backends.llm.runners.numba.threads import counters_of
@@ -148,13 +148,10 @@ def _address(matrix: Packed, bias: int) -> tuple[int, ...]:
 
 
 def step_of(shape: Shape, model: Model, max_blocks: int, num_threads: int) -> Step:
-    """Returns room for MAX_ROWS tokens; `max_blocks` is those of one request. Memory is taken when it is written to.
-
-    It is one piece: in huge pages the parts do not push each other out of the processor's caches by chance.
-    """
+    """Returns room for MAX_ROWS tokens; `max_blocks` is those of one request. Memory is taken when it is written to."""
     counter = Cutter(None)
     _cut_step(counter, shape, model, max_blocks, num_threads)
-    return _cut_step(Cutter(zeroed(counter.size, huge=True)), shape, model, max_blocks, num_threads)
+    return _cut_step(Cutter(zeroed(counter.size)), shape, model, max_blocks, num_threads)
 
 
 def _cut_step(cutter: Cutter, shape: Shape, model: Model, max_blocks: int, num_threads: int) -> Step:

@@ -13,10 +13,9 @@ import openvino as ov
 
 from backends.llm.engine.outputs import BlockId, ModelRunnerOutput, RequestId, ScheduledRequest, SchedulerOutput
 from backends.llm.loaders.base import LoadedModel
-from backends.llm.runners.cache_memory import zeroed
 from backends.llm.runners.cpu_options import CpuOptions, WeightFormat
+from backends.llm.runners.memory import give_back_memory, release_pages, zeroed
 from backends.llm.runners.openvino.graph_cache import open_graph
-from backends.llm.runners.openvino.memory import give_back_memory, release_pages
 from backends.llm.runners.step_inputs import StepInputs, flatten, one_by_one
 from compiler.errors import UsageError
 

@@ -12,7 +12,7 @@ from numba import njit
 
 from backends.llm.loaders.base import DenseWeight
 from backends.llm.models.weights import rows_of_bytes, values
-from backends.llm.runners.cache_memory import zeroed
+from backends.llm.runners.memory import zeroed
 from backends.llm.runners.numba import attention, rows
 from backends.llm.runners.numba.packing import Cutter, _ModelCutter, pack
 from backends.llm.runners.numba.product import product

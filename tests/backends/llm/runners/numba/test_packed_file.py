@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from dataclasses import replace
 
 import numpy as np
@@ -80,3 +82,34 @@ def test_nothing_is_left_of_an_interrupted_packing(model, tmp_path):
     with pytest.raises(AssertionError):
         open_packed(replace(model, weights=Unread()), CpuOptions(cache_dir=tmp_path))
     assert not list(tmp_path.iterdir())
+
+
+_MEMORY = """
+import sys
+from pathlib import Path
+import backends.llm.runners.numba.runner as module
+from backends.llm.engine.outputs import ScheduledRequest, SchedulerOutput
+from backends.llm.loaders import load_model
+from backends.llm.runners.cpu_options import CpuOptions
+
+def kilobytes(kind):
+    [line] = [line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(kind)]
+    return int(line.split()[1])
+
+before = kilobytes("RssAnon")
+options = CpuOptions(kv_cache_bytes=1 << 30, num_threads=2, cache_dir=sys.argv[2] if len(sys.argv) > 2 else None)
+runner = module.NumbaRunner(load_model(sys.argv[1]), options)
+runner.execute(SchedulerOutput((ScheduledRequest("a", [1, 2, 3], 0, [0], 1),)))
+print(1024 * (kilobytes("RssAnon") - before))
+"""
+
+
+@pytest.mark.parametrize("kept", [False, True])
+def test_weights_are_in_memory_once(smollm2, tmp_path, kept):
+    """Those that are kept are pages of a file, which all processes share; a KV cache that is not written is nowhere."""
+    weights = 134_515_008  # parameters, a byte each
+    command = [sys.executable, "-c", _MEMORY, str(smollm2), *([str(tmp_path)] if kept else [])]
+    for _ in range(2):  # the first compiles, and packs what is kept
+        done = subprocess.run(command, check=True, capture_output=True, text=True)
+    own = int(done.stdout)
+    assert (0 if kept else weights) < own < (0.3 if kept else 1.3) * weights

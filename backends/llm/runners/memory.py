@@ -1,12 +1,37 @@
-"""What is held in memory and not needed any more: pages of mapped files, freed heap."""
+"""Large pieces of memory, and what is held in memory and not needed any more: pages of mapped files, freed heap."""
 
 from __future__ import annotations
 
 import ctypes
+import mmap
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from compiler.errors import UsageError
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
 
 _MADV_DONTNEED = 4
 _MAPS = Path("/proc/self/maps")
+
+
+def zeroed(num_bytes: int) -> npt.NDArray[np.uint8]:
+    """Returns memory on page borders, which the system hands out as it is written to.
+
+    Raises:
+        UsageError: it is more than the system has.
+    """
+    try:
+        memory = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    except (OSError, OverflowError) as error:
+        raise UsageError(
+            f"kv_cache_bytes is too large: the system does not give {num_bytes:,} bytes for keys or values ({error})",
+            hint="give the KV cache less memory",
+        ) from None
+    return np.frombuffer(memory, dtype=np.uint8)
 
 
 def release_pages(folder: Path) -> None:
