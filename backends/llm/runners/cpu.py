@@ -9,7 +9,7 @@ from backends.llm.loaders.base import LoadedModel
 from backends.llm.models.config import DecoderConfig
 from backends.llm.runners.base import ModelRunner
 from backends.llm.runners.cpu_options import CpuOptions
-from compiler.errors import EnvironmentLacks
+from compiler.errors import EnvironmentLacks, UsageError
 
 # What the kernels are made of; every server processor of Intel since 2019 and of AMD since 2022 has them.
 _INSTRUCTIONS = ("avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512vnni")
@@ -24,8 +24,10 @@ def open_cpu_runner(kind: str, model: LoadedModel, options: CpuOptions) -> Model
     Raises:
         ModelkilnError: it cannot compute this, or its package is not installed.
     """
-    lacks = numba_lacks(model.config, options) if kind == "auto" else ""
-    if kind == "numba" or (kind == "auto" and not lacks):
+    lacks = "" if kind == "openvino" else numba_lacks(model.config, options)
+    if kind == "numba" and lacks:
+        raise UsageError(f"the numba runner cannot compute this: {lacks}", hint="use the openvino runner")
+    if kind != "openvino" and not lacks:
         from backends.llm.runners.numba.runner import NumbaRunner
 
         return NumbaRunner(model, options)
@@ -60,8 +62,10 @@ def numba_lacks(config: DecoderConfig, options: CpuOptions) -> str:
         return f"this is {platform.system()} on {platform.machine()}: it is for Linux on x86_64"
     if importlib.util.find_spec("numba") is None:
         return "numba is not installed"
-    from backends.llm.runners.numba.compiling import has_features
+    from backends.llm.runners.numba.compiling import compiles, has_features
 
+    if not compiles():
+        return "NUMBA_DISABLE_JIT is set"
     if not has_features(*_INSTRUCTIONS):
         return f"the processor lacks one of {', '.join(_INSTRUCTIONS)}"
     return ""

@@ -29,7 +29,8 @@ class CpuOptions:
         batch_invariant: the same tokens give the same logits, to the bit, alone or in a batch, in chunks or whole,
             after a preemption or from the prefix cache. In OpenVINO prompts take longer (docs/measured.md); numba is
             so always.
-        num_threads: 0 is the runner's own choice: numba's is one for each core that the process may run on.
+        num_threads: 0 is the runner's own choice: numba's is one for each core that the process may run on,
+            and for each 8 MiB of weights at most.
         cache_dir: where the built graph or the packed weights are kept, about as large as the model; it loads faster
             from there. None builds them each time.
         graph_dir: of a published version, which may carry them; it goes before `cache_dir`.

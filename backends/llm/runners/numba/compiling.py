@@ -60,6 +60,11 @@ def _cache_folder() -> str:
     return temporary
 
 
+def compiles() -> bool:
+    """Returns whether numba makes machine code at all; NUMBA_DISABLE_JIT says no."""
+    return not config.DISABLE_JIT
+
+
 def has_features(*names: str) -> bool:
     """Returns whether code may use all of these instructions, by LLVM's names."""
     if config.CPU_FEATURES is not None:  # NUMBA_CPU_FEATURES: the user's own choice

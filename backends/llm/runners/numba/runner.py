@@ -12,11 +12,11 @@ from backends.llm.engine.outputs import BlockId, ModelRunnerOutput, RequestId, S
 from backends.llm.loaders.base import LoadedModel
 from backends.llm.models.rope import Rotation, rotation
 from backends.llm.runners.cores import available_cores
-from backends.llm.runners.cpu import numba_lacks
 from backends.llm.runners.cpu_options import CpuOptions
 from backends.llm.runners.memory import zeroed
 from backends.llm.runners.numba.attention import BLOCK
 from backends.llm.runners.numba.packed_file import open_packed
+from backends.llm.runners.numba.packing import packed_bytes
 from backends.llm.runners.numba.step_attention import (
     KEYS,
     LAYER_BYTES,
@@ -35,11 +35,12 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
 
+_BYTES_OF_A_THREAD = 8 << 20  # of weights, at least; a guess for machines of many cores, none was at hand
 _KEPT_LOGITS = 64  # rows; the log probabilities of a prompt need many more for a step
 
 
 class NumbaRunner:
-    """A ModelRunner on kernels of our own, for x86 CPUs with AVX-512 VNNI.
+    """A ModelRunner on kernels of our own, for what `numba_lacks` says nothing against.
 
     The same tokens give the same logits, to the bit, alone or in a batch, in chunks or whole.
 
@@ -58,13 +59,10 @@ class NumbaRunner:
         """Packs the weights, or maps those that are packed already.
 
         Raises:
-            UsageError: `kv_cache_bytes` holds no block, or the model, another option or this machine needs another
-                runner.
+            UsageError: `kv_cache_bytes` holds no block.
         """
         options = options or CpuOptions()
         config = model.config
-        if lacks := numba_lacks(config, options):
-            raise UsageError(f"the numba runner cannot compute this: {lacks}", hint="use the openvino runner")
         self.vocab_size = config.vocab_size
         self.max_model_len = config.max_position_embeddings
         self.block_size = BLOCK
@@ -78,7 +76,7 @@ class NumbaRunner:
         self._packed = open_packed(model, options)
         shape, self._model = shape_of(config), model_of(config, self._packed)
         self._shape = shape
-        num_threads = options.num_threads or available_cores()
+        num_threads = options.num_threads or _threads_for(packed_bytes(config))
         self._step = step_of(shape, self._model, -(-self.max_model_len // BLOCK), num_threads)
         layer_bytes = self.num_blocks * block
         self._cache = [zeroed(layer_bytes * shape.layers) for _ in range(2)]
@@ -143,6 +141,11 @@ class NumbaRunner:
         magnitude = np.float32(turn.magnitude)
         np.multiply(np.cos(angles), magnitude, out=self._step.cos[which, :rows])
         np.multiply(np.sin(angles), magnitude, out=self._step.sin[which, :rows])
+
+
+def _threads_for(weight_bytes: int) -> int:
+    """Returns how many threads compute where nobody says: with less work in a phase they would wait for each other."""
+    return min(available_cores(), max(1, weight_bytes // _BYTES_OF_A_THREAD))
 
 
 def _parts(requests: Sequence[ScheduledRequest]) -> Iterator[list[ScheduledRequest]]:

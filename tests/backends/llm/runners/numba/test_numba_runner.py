@@ -169,6 +169,13 @@ def test_what_it_cannot_do_is_said_and_left_to_openvino(monkeypatch):
     assert open_cpu_runner("auto", model, OPTIONS).name == "numba"
     with pytest.raises(UsageError, match="kv_cache_bytes is 1000; one block takes 12288"):
         NumbaRunner(model, replace(OPTIONS, kv_cache_bytes=1000))
+    with monkeypatch.context() as patched:
+        patched.setattr("numba.core.config.DISABLE_JIT", 1)
+        assert numba_lacks(model.config, OPTIONS) == "NUMBA_DISABLE_JIT is set"
+    with monkeypatch.context() as patched:
+        patched.setattr("importlib.util.find_spec", lambda name: None)
+        with pytest.raises(UsageError, match="numba is not installed"):
+            open_cpu_runner("numba", model, OPTIONS)
     monkeypatch.setattr("platform.machine", lambda: "aarch64")
     assert "Linux on aarch64" in numba_lacks(model.config, OPTIONS)
     monkeypatch.setitem(sys.modules, "backends.llm.runners.openvino", None)
@@ -230,6 +237,11 @@ def test_machine_code_is_kept_for_these_kernels_alone(tmp_path):
     assert not list(Path(module.__file__).parent.rglob("*.nbi"))  # the server would take them for a new version
     (tmp_path / "file").write_text("")
     assert run(MODELKILN_CACHE_DIR=str(tmp_path / "file")) == "'' 0"  # no place: in a temporary folder
+
+
+def test_threads_where_nobody_says_how_many(monkeypatch):
+    monkeypatch.setattr(module, "available_cores", lambda: 64)
+    assert [module._threads_for(size << 20) for size in (1, 8, 130, 8000)] == [1, 1, 16, 64]
 
 
 def test_threads_end_with_a_runner_that_nobody_closed():
