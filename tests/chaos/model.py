@@ -1,4 +1,4 @@
-"""What chaos is made around: a tiny language model in float32 with few blocks, its answers, and a bystander."""
+"""What chaos is made around: a tiny language model with few blocks, its answers, and a bystander."""
 
 from __future__ import annotations
 
@@ -11,6 +11,9 @@ from pathlib import Path
 
 from backends.llm import LLMEngine, SamplingParams
 from backends.llm.engine.load import SETTINGS_FILE
+from backends.llm.loaders import load_model
+from backends.llm.runners.cpu import numba_lacks
+from backends.llm.runners.cpu_options import CpuOptions
 from ensembles.text_embedding.chat import weights
 from tests.clients.openai_server.conftest import write_tiny_llm
 from tests.serving import COMPILE, write_python_model
@@ -18,7 +21,7 @@ from tests.serving import COMPILE, write_python_model
 MODEL, BYSTANDER = "chat", "bystander"
 MAX_MODEL_LEN = 512
 MAX_TOKENS = 48
-# 60 blocks of 32 tokens: some dozen requests fit, so that waiting and preemption are seen.
+# 60 blocks of 32 tokens in float32: some dozen requests fit, so that waiting and preemption are seen.
 _CACHE_BYTES = 60 * 32 * 2 * 2 * 2 * 16 * 4
 
 
@@ -31,10 +34,14 @@ class Known:
 
 
 def write_repository(repository: Path) -> None:
-    """Writes both models."""
+    """Writes both models: the language model for a runner whose answers are the same to the token in every batch."""
     folder = repository / MODEL / "1"
     write_tiny_llm(folder)
-    engine = {"exact": True, "kv_cache_bytes": _CACHE_BYTES, "max_model_len": MAX_MODEL_LEN}
+    if numba_lacks(load_model(folder).config, CpuOptions()):
+        engine = {"exact": True, "kv_cache_bytes": _CACHE_BYTES}
+    else:
+        engine = {"runner": "numba", "num_threads": 2, "kv_cache_bytes": _CACHE_BYTES // 2}
+    engine |= {"max_model_len": MAX_MODEL_LEN}
     engine |= {"max_num_seqs": 32, "max_waiting": 200, "max_num_batched_tokens": 256}
     (folder / SETTINGS_FILE).write_text(json.dumps(engine))
     write_python_model(repository, BYSTANDER)
