@@ -18,8 +18,8 @@ from numba.extending import intrinsic
 from backends.llm.runners.numba.compiling import has_features
 from backends.llm.runners.numba.packing import LANES
 
-I8, I32, I64, F32 = ir.IntType(8), ir.IntType(32), ir.IntType(64), ir.FloatType()
-INTS, FLOATS, BYTES = ir.VectorType(I32, LANES), ir.VectorType(F32, LANES), ir.VectorType(I8, 4 * LANES)
+I32, I64, F32 = ir.IntType(32), ir.IntType(64), ir.FloatType()
+INTS, FLOATS = ir.VectorType(I32, LANES), ir.VectorType(F32, LANES)
 ZEROS = ir.Constant(FLOATS, [0.0] * LANES)
 ZERO_INTS = ir.Constant(INTS, [0] * LANES)
 
@@ -119,8 +119,8 @@ class Code:
 
     def dot_bytes(self, total: Any, unsigned: Any, signed: Any) -> Any:
         """Returns total + the products of four bytes each, summed in a lane of 32 bits (VPDPBUSD)."""
-        function = self._function("llvm.x86.avx512.vpdpbusd.512", INTS, INTS, BYTES, BYTES)
-        return self.b.call(function, [total, self.b.bitcast(unsigned, BYTES), self.b.bitcast(signed, BYTES)])
+        function = self._function("llvm.x86.avx512.vpdpbusd.512", INTS, INTS, INTS, INTS)
+        return self.b.call(function, [total, unsigned, signed])
 
     def exponential(self, x: Any) -> Any:
         """Returns e ** x to about one unit in the last place (Cephes' expf); what is below -87 counts as -87."""
