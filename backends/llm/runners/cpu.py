@@ -58,6 +58,11 @@ def numba_lacks(config: DecoderConfig, options: CpuOptions) -> str:
         return f"kv_cache_precision is {options.kv_cache_precision}: its cache is in bf16"
     if config.head_dim % 16 or config.hidden_size % 4:
         return f"head_dim is {config.head_dim} and hidden_size {config.hidden_size}: no multiples of 16 and 4"
+    return machine_lacks()
+
+
+def machine_lacks() -> str:
+    """Returns why no model's kernels run on this machine; nothing if they do."""
     if (platform.system(), platform.machine()) != ("Linux", "x86_64"):
         return f"this is {platform.system()} on {platform.machine()}: it is for Linux on x86_64"
     if importlib.util.find_spec("numba") is None:

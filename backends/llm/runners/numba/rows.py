@@ -8,6 +8,7 @@ from __future__ import annotations
 import numpy as np
 from llvmlite import ir
 from numba import njit, types
+from numba.core import cgutils
 from numba.extending import intrinsic
 
 from backends.llm.runners.numba.compiling import inner
@@ -32,10 +33,8 @@ def _rounded(context, number):  # type: ignore[no-untyped-def]
     """The nearest integer, halves to even, as the processor rounds."""
 
     def codegen(c, b, s, a):  # type: ignore[no-untyped-def]
-        function = b.module.globals.get("llvm.rint.f32") or ir.Function(
-            b.module, ir.FunctionType(ir.FloatType(), [ir.FloatType()]), "llvm.rint.f32"
-        )
-        return b.call(function, a)
+        kind = ir.FunctionType(ir.FloatType(), [ir.FloatType()])
+        return b.call(cgutils.get_or_insert_function(b.module, kind, "llvm.rint.f32"), a)
 
     return types.float32(types.float32), codegen
 

@@ -26,9 +26,10 @@ from backends.llm.runners.numba.step_attention import (
     THREADS,
     VALUES,
     plan_attention,
-)  # fmt: skip
+)
 from backends.llm.runners.numba.team import Team
 from backends.llm.runners.numba.work import MAX_PARTS, MAX_ROWS, model_of, shape_of, step_of
+from backends.llm.runners.step_inputs import flatten
 from compiler.errors import UsageError
 
 if TYPE_CHECKING:
@@ -71,11 +72,12 @@ class NumbaRunner:
         self.num_blocks = options.kv_cache_bytes // self.block_bytes
         if self.num_blocks < 1:
             raise UsageError(f"kv_cache_bytes is {options.kv_cache_bytes}; one block takes {self.block_bytes}")
-        self._rotations = [rotation(config, windowed=windowed) for windowed in (False, True)]
         self._softcap = config.logits_softcap
         self._packed = open_packed(model, options)
         shape, self._model = shape_of(config), model_of(config, self._packed)
         self._shape = shape
+        kinds = (False, True) if self._model.windows.any() else (False,)
+        self._rotations = [rotation(config, windowed=windowed) for windowed in kinds]
         num_threads = options.num_threads or _threads_for(packed_bytes(config))
         self._step = step_of(shape, self._model, -(-self.max_model_len // BLOCK), num_threads)
         layer_bytes = self.num_blocks * block
@@ -117,17 +119,14 @@ class NumbaRunner:
 
     def _compute(self, requests: Sequence[ScheduledRequest], first_logits: int) -> int:
         """Computes MAX_ROWS tokens at most; returns how many rows of logits they gave."""
+        inputs, step = flatten(requests), self._step
+        rows, logits = len(inputs.input_ids), len(inputs.logits_indices)
         self._team.begin()
-        step, rows, logits, blocks = self._step, 0, 0, 0
-        for index, (_, token_ids, computed, block_ids, num_logits) in enumerate(requests):
-            end = rows + len(token_ids)
-            step.ids[rows:end] = token_ids
-            step.positions[rows:end] = range(computed, computed + len(token_ids))
-            step.begins[index], step.begins[index + 1] = rows, end
-            step.table_begins[index] = blocks
-            step.tables[blocks : blocks + len(block_ids)] = block_ids
-            step.logits_rows[logits : logits + num_logits] = range(end - num_logits, end)
-            rows, logits, blocks = end, logits + num_logits, blocks + len(block_ids)
+        step.ids[:rows], step.positions[:rows] = inputs.input_ids, inputs.position_ids
+        step.begins[: len(requests) + 1] = inputs.subsequence_begins
+        step.tables[: len(inputs.block_indices)] = inputs.block_indices
+        step.table_begins[: len(requests) + 1] = inputs.block_indices_begins
+        step.logits_rows[:logits] = inputs.logits_indices
         for which, turn in enumerate(self._rotations):
             self._angles(which, turn, rows)
         step.counts[ROWS], step.counts[LOGITS] = rows, logits

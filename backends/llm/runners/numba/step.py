@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import numpy as np
 from numba import carray, types
-from numba.extending import intrinsic
 
 from backends.llm.runners.numba.compiling import inner, outer
 from backends.llm.runners.numba.product import product
@@ -25,7 +24,7 @@ from backends.llm.runners.numba.step_attention import (
     rotate_and_write,
 )
 from backends.llm.runners.numba.threads import add_one, next_task, read, sleep_while, task_done, wait_for_phase
-from backends.llm.runners.numba.vectors import uncounted
+from backends.llm.runners.numba.vectors import pointer_to, uncounted
 
 # Cells by which steps begin and end.
 STARTED, LEFT, STOPPED = 0, 8, 16
@@ -33,6 +32,7 @@ STARTED, LEFT, STOPPED = 0, 8, 16
 _BEFORE_ATTENTION, _ROTATION, _AFTER_ATTENTION, _BEFORE_MLP, _ACTIVATION, _BEFORE_HEAD = range(6)
 _KINDS = np.arange(6)
 _ROWS_OF_A_TASK = 64
+_bytes_at, _floats_at = pointer_to(types.uint8), pointer_to(types.float32)
 
 
 @inner
@@ -143,18 +143,6 @@ def _embed(shape, matrix, token, out):  # type: ignore[no-untyped-def]
     for four in range(shape.hidden // 4):
         for i in range(4):
             out[4 * four + i] = (np.float32(codes[panel, four, place, i]) - zero) * scale
-
-
-@intrinsic
-def _bytes_at(context, address):  # type: ignore[no-untyped-def]
-    pointer = types.CPointer(types.uint8)
-    return pointer(types.int64), lambda c, b, s, a: b.inttoptr(a[0], c.get_value_type(pointer))
-
-
-@intrinsic
-def _floats_at(context, address):  # type: ignore[no-untyped-def]
-    pointer = types.CPointer(types.float32)
-    return pointer(types.int64), lambda c, b, s, a: b.inttoptr(a[0], c.get_value_type(pointer))
 
 
 @outer

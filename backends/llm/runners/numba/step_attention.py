@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 from numba import carray, types
-from numba.extending import intrinsic
 
 from backends.llm.runners.numba.attention import (
     BLOCK,
@@ -18,9 +17,11 @@ from backends.llm.runners.numba.attention import (
 from backends.llm.runners.numba.compiling import inner, outer
 from backends.llm.runners.numba.rows import norm, rotate
 from backends.llm.runners.numba.threads import next_task, task_done, wait_for_phase
+from backends.llm.runners.numba.vectors import pointer_to
 
 # Places of Step.counts: numbers, and addresses and bytes of the cache.
 ROWS, LOGITS, ITEMS, LAST_ITEMS, KEYS, VALUES, LOGITS_AT, LAYER_BYTES, THREADS = range(9)
+_halves_at = pointer_to(types.int16)
 
 
 @outer
@@ -73,12 +74,6 @@ def _by_spans(shape, items, count, row, request, part, spans):  # type: ignore[n
 @inner
 def _item(item, row, tokens, head, request, span, part):  # type: ignore[no-untyped-def]
     item[0], item[1], item[2], item[3], item[4], item[5] = row, tokens, head, request, span, part
-
-
-@intrinsic
-def _halves_at(context, address):  # type: ignore[no-untyped-def]
-    pointer = types.CPointer(types.int16)
-    return pointer(types.int64), lambda c, b, s, a: b.inttoptr(a[0], c.get_value_type(pointer))
 
 
 @inner

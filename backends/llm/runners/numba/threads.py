@@ -11,6 +11,7 @@ from typing import Any
 
 from llvmlite import ir
 from numba import types
+from numba.core import cgutils
 from numba.extending import intrinsic
 
 from backends.llm.runners.numba.compiling import inner, outer
@@ -66,10 +67,8 @@ def _futex(context, address, operation, number):  # type: ignore[no-untyped-def]
 
 
 def _call(b: ir.IRBuilder, name: str, result: ir.Type, *arguments: Any) -> Any:
-    function = b.module.globals.get(name) or ir.Function(
-        b.module, ir.FunctionType(result, [argument.type for argument in arguments]), name
-    )
-    return b.call(function, arguments)
+    kind = ir.FunctionType(result, [argument.type for argument in arguments])
+    return b.call(cgutils.get_or_insert_function(b.module, kind, name), arguments)
 
 
 def counters_of(phases: int, num_threads: int) -> int:

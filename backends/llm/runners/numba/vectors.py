@@ -47,6 +47,17 @@ def constant(number: int) -> Any:
     return ir.Constant(I64, number)
 
 
+def pointer_to(kind: Any) -> Any:
+    """Returns a numba intrinsic that makes an int64 address a pointer, for `carray`."""
+    pointer = types.CPointer(kind)
+
+    @intrinsic  # type: ignore[untyped-decorator]
+    def at(context: Any, address: Any) -> Any:
+        return pointer(types.int64), lambda c, b, s, a: b.inttoptr(a[0], c.get_value_type(pointer))
+
+    return at
+
+
 def kernel(num_arguments: int) -> Callable[[Callable[..., None]], Any]:
     """Makes a numba intrinsic of a function that writes a kernel; it gets a `Code` and so many int64 values."""
 

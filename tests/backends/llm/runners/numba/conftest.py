@@ -3,25 +3,17 @@
 from __future__ import annotations
 
 import importlib.util
-import platform
 from collections.abc import Sequence
 
 import pytest
 
+from backends.llm.runners.cpu import machine_lacks
+
 collect_ignore_glob = [] if importlib.util.find_spec("numba") else ["test_*.py"]
 
 
-def kernels_run_here() -> bool:
-    if importlib.util.find_spec("numba") is None:
-        return False
-    from backends.llm.runners.cpu import _INSTRUCTIONS
-    from backends.llm.runners.numba.compiling import has_features
-
-    return platform.system() == "Linux" and has_features(*_INSTRUCTIONS)
-
-
 def pytest_collection_modifyitems(items: Sequence[pytest.Item]) -> None:
-    if not kernels_run_here():
+    if lacks := machine_lacks():
         for item in items:
             if "runners/numba" in str(item.path):
-                item.add_marker(pytest.mark.skip(reason="the processor has no AVX-512 VNNI"))
+                item.add_marker(pytest.mark.skip(reason=lacks))
